@@ -1,0 +1,18 @@
+"""dgt: weighted decentralized training in PyTorch, one process per network node.
+
+    with dgt.join() as node:
+        network = dgt.Network(node, dgt.graphs.ring(node.size), weights, strategy="II")
+        optimizer = dgt.GradientTracking(model.parameters(), lr=0.05, network=network)
+"""
+
+from dgt.algorithms import DSGD, AllReduce, GradientTracking
+from dgt.config import Config, ConfigError
+from dgt.exchange.network import Network
+from dgt.exchange.transport import PeerError
+from dgt.network import graphs, weights
+from dgt.world import Node, join
+
+__all__ = [
+    "DSGD", "AllReduce", "Config", "ConfigError", "GradientTracking", "Network", "Node", "PeerError", "graphs",
+    "join", "weights",
+]  # fmt: skip

@@ -1,0 +1,31 @@
+"""Centralised weighted SGD, the baseline with a global sum: theta' = theta - alpha 1/n sum_i lambda_i g_i.
+
+All nodes hold one model. It starts at the strategy's network average of their models, so that it begins where
+the average of a decentralized run begins.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgt.algorithms.base import DecentralizedOptimizer
+
+
+class AllReduce(DecentralizedOptimizer):
+    """What a decentralized run is compared with; the only optimizer here that talks to everyone."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._sum = self.flat.like()
+        self.flat.values.mul_(self.network.average_weight)
+        self.network.node.sum(self.flat.values)
+
+    def update(self) -> None:
+        self.read_gradient()
+        node = self.network.node
+        self._sum.copy_(self.gradient).mul_(self.network.weight / node.size)
+        node.sum(self._sum)
+        # counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank
+        buffer_bytes = self._sum.numel() * self._sum.element_size()
+        self.network.transport.bytes_sent += 2 * (node.size - 1) * buffer_bytes // node.size
+        self.descend(self.flat.values, self._sum, out=self.flat.values)

@@ -1,0 +1,126 @@
+"""Overrides in, `Config` out: Hydra composes `conf/`, and mistakes are told in one line with the nearest choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dgt.config import Config, ConfigError, nearest
+
+
+def conf_dir() -> Path:
+    """`conf/` inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parents[1] / "conf"
+
+
+def groups() -> dict[str, list[str]]:
+    """Every config group and its choices, as the files in `conf/` say."""
+    return {
+        folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
+        for folder in sorted(conf_dir().iterdir())
+        if folder.is_dir()
+    }
+
+
+def compose(overrides: Sequence[str]) -> Config:
+    """The validated config these overrides ask for; raises `ConfigError` in plain words."""
+    parsed = parse(overrides)
+    swept = next((item for item in parsed if item.is_sweep_override()), None)
+    if swept is not None:
+        raise ConfigError(f"{swept.input_line}: several values make a sweep; add -m")
+    choices = groups()
+    chosen = [item.input_line for item in parsed if item.key_or_group in choices]
+    _check_keys([item for item in parsed if item.key_or_group not in choices], _compose(chosen))
+    return Config.from_dict(_compose([item.input_line for item in parsed]))
+
+
+def expand(overrides: Sequence[str]) -> list[list[str]]:
+    """One list of overrides per run of a sweep: strategy=I,II topology=ring,grid makes four."""
+    parsed = parse(overrides)
+    batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    return [list(run) for batch in batches for run in batch]
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """Parse Hydra's override grammar and check group choices; weights=[1,2] and weights=FILE are unfolded."""
+    unfolded = [piece for override in overrides for piece in _unfold(override)]
+    for override in unfolded:
+        if "=" not in override and not override.startswith("~"):
+            raise ConfigError(f"{override}: overrides look like key=value")
+    try:
+        parsed: list[Override] = OverridesParser.create().parse_overrides(unfolded)
+    except HydraException as error:
+        raise ConfigError(f"{' '.join(overrides)}: cannot read this ({str(error).splitlines()[0]})") from None
+    for item in parsed:
+        for value in _choices_made(item):
+            options = groups()[item.key_or_group]
+            if value not in options:
+                raise ConfigError(f"{item.key_or_group}={value}: {nearest(value, options)}")
+    return parsed
+
+
+def _unfold(override: str) -> list[str]:
+    """weights=[1,2,3] -> weights=list weights.values=[1,2,3]; weights=some/file.txt -> weights=file ..."""
+    key, _, value = override.partition("=")
+    if key == "weights" and value.startswith("["):
+        return ["weights=list", f"weights.values={value}"]
+    if key == "weights" and "," not in value and ("/" in value or Path(value).suffix in (".txt", ".csv", ".npy")):
+        return ["weights=file", f"weights.path='{value}'"]
+    return [override]
+
+
+def _choices_made(item: Override) -> list[str]:
+    if item.key_or_group not in groups():
+        return []
+    if item.is_sweep_override():
+        return [str(value) for value in item.sweep_string_iterator()]
+    return [str(item.value())]
+
+
+def _compose(overrides: list[str]) -> dict[str, Any]:
+    try:
+        with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
+            composed = hydra_compose("config", overrides=overrides)
+        missing = sorted(OmegaConf.missing_keys(composed))
+        for key in missing:
+            OmegaConf.update(composed, key, None)  # the dataclass says what is needed, in its own words
+        plain = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from None
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _check_keys(items: list[Override], composed: dict[str, Any]) -> None:
+    """A key must exist for the choices made: topology.radius belongs to geometric only."""
+    known = dict(_flatten(composed))
+    for item in items:
+        key = item.key_or_group
+        if key in known:
+            continue
+        section = key.split(".")[0]
+        if "." in key and isinstance(composed.get(section), dict):
+            own = [name for name in known if name.startswith(section + ".") and not name.endswith(".name")]
+            choice = composed[section]["name"]
+            hint = nearest(key, own) if own else "it has no settings"
+            raise ConfigError(f"{key}: {section}={choice} has no such key; {hint}")
+        top = sorted({name.split(".")[0] for name in known} | set(groups()))
+        raise ConfigError(f"{key}: no such key; {nearest(key, top)}")
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        pairs += _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return pairs

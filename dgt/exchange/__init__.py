@@ -1,0 +1,1 @@
+"""Moving bytes between neighbours: handshake, flat buffers and transports."""

@@ -1,0 +1,48 @@
+"""The start-up agreement check: every rank must mean the same run before any gradient is computed.
+
+Each fact travels as a digest and the start of its text in one fixed-size table, so that ranks of different
+versions can still compare, and the error can say who has what. Plain bytes, no pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+from dgt.config import ConfigError
+from dgt.world import Node
+
+SLOTS = 24
+NAME, TEXT, DIGEST = 24, 200, 8
+
+
+def agree(node: Node, facts: Mapping[str, str]) -> None:
+    """Raise the same error on every rank unless all ranks bring the same facts, in the same order."""
+    assert len(facts) <= SLOTS, "the table has a fixed size"
+    table = torch.zeros(SLOTS, NAME + TEXT + DIGEST, dtype=torch.uint8)
+    for slot, (name, text) in enumerate(facts.items()):
+        digest = hashlib.sha256(text.encode()).digest()[:DIGEST]
+        row = name.encode()[:NAME].ljust(NAME) + text.encode()[:TEXT].ljust(TEXT) + digest
+        table[slot] = torch.frombuffer(bytearray(row), dtype=torch.uint8)
+    tables = node.gather(table)
+    for slot in range(SLOTS):
+        if (tables[:, slot] == tables[0, slot]).all():
+            continue
+        rows = [bytes(row.tolist()) for row in tables[:, slot]]
+        name = rows[0][:NAME].decode(errors="replace").strip("\0 ") or "configuration"
+        raise ConfigError(f"ranks disagree on {name}: {_who_has_what(rows)}")
+
+
+def _who_has_what(rows: list[bytes]) -> str:
+    groups: dict[bytes, list[int]] = {}
+    for rank, row in enumerate(rows):
+        groups.setdefault(row, []).append(rank)
+    largest = sorted(groups.items(), key=lambda item: -len(item[1]))[:3]
+    said = []
+    for row, ranks in largest:
+        text = row[NAME : NAME + TEXT].decode(errors="replace").strip("\0 ")
+        shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        said.append(f"{text} on rank{'s' if len(ranks) > 1 else ''} {shown}")
+    return "; ".join(said)

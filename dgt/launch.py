@@ -1,0 +1,184 @@
+"""Starting ranks on this host, and being one: `run(job, nodes, ...)`.
+
+Outside a launcher one warm process forks all ranks (torch's elastic launcher over a forkserver: torchrun's
+supervision without an interpreter and an import of torch per rank). Inside torchrun or srun this process is
+the rank. Either way the same few lines decide how a failure is told: one line, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from dgt import world
+from dgt.config import Config, ConfigError
+from dgt.exchange.agreement import agree
+from dgt.exchange.transport import PeerError
+from dgt.training.trainer import TrainingError
+
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+PRELOAD = ["torch", "torch.distributed", "dgt.cli", "dgt.training.jobs", "dgt.training.compare"]
+
+
+class Job(Protocol):
+    """What ranks do once they have joined; plain data, because it travels to the ranks."""
+
+    def run(self, node: world.Node) -> Any: ...
+
+
+class LaunchFailed(RuntimeError):
+    """The ranks did not finish; says why in one line and with which exit code to leave."""
+
+    def __init__(self, reason: str, code: int = EXIT_FAILED) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """How ranks join: from the config, the same for all of them."""
+
+    backend: str = "auto"
+    device: str = "auto"
+    timeout: float = 60.0
+
+    @classmethod
+    def from_config(cls, config: Config) -> JoinOptions:
+        # ten numbers are not worth a GPU: least squares goes there only when asked
+        device = "cpu" if config.device == "auto" and config.problem.name == "least_squares" else config.device
+        return cls(config.backend, device, config.timeout)
+
+
+def start_ranks(job: Job, nodes: int, options: JoinOptions) -> dict[int, Any]:
+    """Start `nodes` ranks on this host, run the job on each, return what each returned."""
+    world.prepare_children()
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    with tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
+        launch = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nodes,
+            run_id="dgt",
+            # a file in place of a TCP store: nothing listens, and no reverse look-ups at 64 ranks
+            rdzv_backend="c10d",
+            rdzv_endpoint=str(Path(meeting) / "rendezvous"),
+            rdzv_configs={"store_type": "file"},
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=0.1,
+            start_method="forkserver",
+        )
+        try:
+            return elastic_launch(launch, _forked_rank)(job, options, meeting, os.getpid())
+        except ChildFailedError as error:
+            raise _first_failure(meeting, error) from None
+        except (KeyboardInterrupt, SignalException):
+            raise LaunchFailed(f"interrupted; {nodes} ranks stopped", EXIT_INTERRUPTED) from None
+
+
+def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) -> Any:
+    """Entry of a rank started by `start_ranks`."""
+    _die_with_launcher(launcher)
+    size = world.placement().size
+    store = dist.FileStore(str(Path(meeting) / "store"), size)
+
+    def note(rank: int, error: BaseException) -> None:
+        record = {"time": time.time(), "rank": rank, "kind": type(error).__name__, "reason": _one_line(error)}
+        if not isinstance(error, (ConfigError, PeerError, TrainingError)):
+            record["traceback"] = traceback.format_exc()
+        (Path(meeting) / f"failure-{rank}").write_text(json.dumps(record), encoding="utf-8")
+
+    return _as_rank(lambda: job, lambda _: options, note, store)
+
+
+def be_rank(prepare: Callable[[], Job], options: Callable[[Job], JoinOptions]) -> Any:
+    """Be the rank that torchrun or srun started. `prepare` may raise `ConfigError`, on one rank or on all."""
+
+    def say(rank: int, error: BaseException) -> None:
+        everywhere = isinstance(error, (ConfigError, TrainingError))
+        if not isinstance(error, (ConfigError, PeerError, TrainingError)):
+            traceback.print_exception(error)
+        elif rank == 0 or not everywhere:
+            print(f"dgt: error: {_one_line(error)}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(1.0)  # a launcher may end everyone at the first exit; rank 0 speaks first
+
+    return _as_rank(prepare, options, say, None)
+
+
+def _as_rank(
+    prepare: Callable[[], Job],
+    options: Callable[[Job], JoinOptions],
+    tell: Callable[[int, BaseException], None],
+    store: dist.Store | None,
+) -> Any:
+    """Join, make sure all ranks start the same job, run it; leave at once when it fails."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every rank: end, without a traceback each
+    rank = world.placement().rank
+    try:
+        job, trouble = None, ""
+        try:
+            job = prepare()
+        except ConfigError as error:
+            trouble = str(error)
+        settings = options(job) if job is not None else JoinOptions(device="cpu")
+        with world.join(
+            backend=settings.backend, device=settings.device, timeout=settings.timeout, store=store
+        ) as node:
+            agree(node, {"start": trouble or "ready"})
+            if job is None:
+                raise ConfigError(trouble)
+            return job.run(node)
+    except Exception as error:
+        tell(rank, error)
+        # no orderly leave: neighbours notice a closed connection at once and follow
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_FAILED)
+
+
+def _first_failure(meeting: str, error: ChildFailedError) -> LaunchFailed:
+    """The reason behind the others: the earliest failure that is not a neighbour's absence."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in Path(meeting).glob("failure-*")]
+    if not records:
+        rank, failure = error.get_first_failure()
+        return LaunchFailed(f"rank {rank} ended without a word ({failure.signal_name()}, exit code {failure.exitcode})")
+    first = min(records, key=lambda record: (record["kind"] == "PeerError", record["time"]))
+    if "traceback" in first:
+        print(first["traceback"], file=sys.stderr)
+        return LaunchFailed(f"rank {first['rank']}: {first['kind']}: {first['reason']}")
+    return LaunchFailed(first["reason"], EXIT_BAD_INPUT if first["kind"] == "ConfigError" else EXIT_FAILED)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _die_with_launcher(launcher: int) -> None:
+    """Linux: a rank whose forkserver is gone is killed, and the forkserver goes with the launcher."""
+    with contextlib.suppress(OSError, AttributeError):
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    try:
+        os.kill(launcher, 0)
+    except ProcessLookupError:
+        os._exit(EXIT_FAILED)

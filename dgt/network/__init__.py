@@ -1,0 +1,1 @@
+"""Weights, graphs and mixing matrices: the mathematics of the network, without sockets."""

@@ -1,0 +1,161 @@
+"""Topologies: undirected, connected, simple networkx graphs on the nodes 0..n-1.
+
+    graph = dgt.graphs.grid(16)          # or any connected networkx.Graph of your own
+    graph = dgt.graphs.from_edge_list("edges.txt", 16)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+
+from dgt.config import ConfigError, TopologyConfig, check_range
+from dgt.network.tailored import build_graph_from_weights
+from dgt.network.weights import Weights
+
+
+def ring(n: int) -> nx.Graph:
+    """E = {(i, i +- 1 mod n)}."""
+    return _circulant(n, [1])
+
+
+def exponential(n: int) -> nx.Graph:
+    """E = {(i, i +- 2^p mod n)}, p = 0..floor(log2(n/2))."""
+    return _circulant(n, [2**p for p in range((n // 2).bit_length())])
+
+
+def grid(n: int) -> nx.Graph:
+    """Non-periodic lattice, row by row, on the most square rows x columns = n.
+
+    The paper's text says periodic, but its table of spectral gaps is that of the non-periodic grid;
+    `torus` is the periodic one.
+    """
+    rows, columns = _most_square(n)
+    right = ((i, i + 1) for i in range(n) if (i + 1) % columns)
+    down = ((i, i + columns) for i in range(n - columns))
+    return _simple(n, [*right, *down])
+
+
+def torus(n: int) -> nx.Graph:
+    """The grid with periodic boundaries."""
+    rows, columns = _most_square(n)
+    right = ((i, i - i % columns + (i + 1) % columns) for i in range(n))
+    down = ((i, (i + columns) % n) for i in range(n))
+    return _simple(n, [*right, *down])
+
+
+def complete(n: int) -> nx.Graph:
+    """Everyone is everyone's neighbour."""
+    return _simple(n, ((i, j) for i in range(n) for j in range(i)))
+
+
+def star(n: int) -> nx.Graph:
+    """Node 0 is everyone's only neighbour."""
+    return _simple(n, ((0, i) for i in range(1, n)))
+
+
+def erdos_renyi(n: int, probability: float | None = None, seed: int = 0, tries: int = 1000) -> nx.Graph:
+    """Every edge exists with the given probability (default 2 ln(n)/n); redrawn until connected."""
+    p = min(1.0, 2 * math.log(max(n, 2)) / max(n, 2)) if probability is None else probability
+    check_range("topology.probability", p, 0, 1, open_low=True)
+
+    def draw(random: np.random.Generator) -> nx.Graph:
+        below = np.argwhere(np.triu(random.random((n, n)) < p, k=1))
+        return _simple(n, map(tuple, below.tolist()))
+
+    return _until_connected(draw, seed, tries, f"erdos_renyi with topology.probability={p:g}, nodes={n}")
+
+
+def geometric(n: int, radius: float = 0.3, seed: int = 0, tries: int = 1000) -> nx.Graph:
+    """Uniform points of the unit square, neighbours when at most `radius` apart; redrawn until connected."""
+    check_range("topology.radius", radius, 0, open_low=True)
+
+    def draw(random: np.random.Generator) -> nx.Graph:
+        points = random.random((n, 2))
+        distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
+        return _simple(n, map(tuple, np.argwhere(np.triu(distances <= radius, k=1)).tolist()))
+
+    return _until_connected(draw, seed, tries, f"geometric with topology.radius={radius:g}, nodes={n}")
+
+
+def from_edge_list(path: str | Path, n: int) -> nx.Graph:
+    """One edge 'i j' (or 'i,j') per line, nodes counted from 0, '#' starts a comment."""
+    edges = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"topology.path={path}: {getattr(error, 'strerror', None) or error}") from None
+    for number, line in enumerate(lines, start=1):
+        words = line.split("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        if len(words) != 2 or not all(word.isdecimal() for word in words):
+            raise ConfigError(f"topology.path={path}, line {number}: '{line.strip()}' is not an edge 'i j'")
+        i, j = map(int, words)
+        if max(i, j) >= n or i == j:
+            raise ConfigError(
+                f"topology.path={path}, line {number}: '{line.strip()}' must join two different nodes between 0 and {n - 1}"
+            )
+        edges.append((i, j))
+    return check(_simple(n, edges), f"topology.path={path}")
+
+
+def from_config(config: TopologyConfig, weights: Weights) -> nx.Graph:
+    """The graph a config asks for, on as many nodes as there are weights."""
+    n = int(weights.size)
+    if config.name == "erdos_renyi":
+        return erdos_renyi(n, config.probability, config.seed, config.tries)
+    if config.name == "geometric":
+        return geometric(n, config.radius, config.seed, config.tries)
+    if config.name == "tailored":
+        return build_graph_from_weights(weights, config.avg_degree, config.seed)
+    if config.name == "file":
+        return from_edge_list(config.path or "", n)
+    plain = {"ring": ring, "grid": grid, "torus": torus, "exponential": exponential, "complete": complete, "star": star}
+    return plain[config.name](n)
+
+
+def check(graph: nx.Graph, label: str = "graph") -> nx.Graph:
+    """Raise unless the graph is undirected, simple, connected and has the nodes 0..n-1."""
+    n = graph.number_of_nodes()
+    if graph.is_directed() or graph.is_multigraph():
+        raise ConfigError(f"{label}: must be an undirected simple graph, got {type(graph).__name__}")
+    if set(graph) != set(range(n)) or n == 0:
+        raise ConfigError(f"{label}: the nodes must be 0..{max(n - 1, 0)}")
+    if any(True for _ in nx.selfloop_edges(graph)):
+        raise ConfigError(f"{label}: node {next(iter(nx.selfloop_edges(graph)))[0]} is its own neighbour")
+    pieces = list(nx.connected_components(graph))
+    if len(pieces) > 1:
+        first, second = (min(piece) for piece in pieces[:2])
+        raise ConfigError(f"{label}: not connected ({len(pieces)} pieces); no path joins node {first} and node {second}")
+    return graph
+
+
+def _circulant(n: int, offsets: Iterable[int]) -> nx.Graph:
+    return _simple(n, ((i, (i + offset) % n) for i in range(n) for offset in offsets))
+
+
+def _simple(n: int, edges: Iterable[tuple[int, int]]) -> nx.Graph:
+    """Nodes 0..n-1 in order; wrap-around on tiny graphs makes loops, which are dropped."""
+    graph = nx.Graph()
+    graph.add_nodes_from(range(n))
+    graph.add_edges_from((i, j) for i, j in edges if i != j)
+    return graph
+
+
+def _most_square(n: int) -> tuple[int, int]:
+    rows = next(divisor for divisor in range(math.isqrt(n), 0, -1) if n % divisor == 0)
+    return rows, n // rows
+
+
+def _until_connected(draw: Callable[[np.random.Generator], nx.Graph], seed: int, tries: int, label: str) -> nx.Graph:
+    random = np.random.default_rng(seed)
+    for _ in range(tries):
+        graph = draw(random)
+        if nx.is_connected(graph):
+            return graph
+    raise ConfigError(f"{label}: no connected graph in {tries} draws (topology.tries); make it denser")

@@ -1,0 +1,77 @@
+"""Mixing weights by Metropolis-Hastings: what a node gives itself and each neighbour.
+
+A node needs only (lambda_j, d_j) of its neighbours: `mixing_row`. The matrix, for analysis and for the
+single-process twin, is made of the same rows: `mixing_matrix`. No rank forms it while training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+import scipy.sparse
+
+from dgt.config import STRATEGIES, check_choice, check_range
+from dgt.network.weights import Weights, uniform
+
+
+@dataclass(frozen=True, slots=True)
+class MixingRow:
+    """Row i of W: the weight of the node itself and of each neighbour, neighbours in ascending order."""
+
+    own: float
+    neighbours: dict[int, float]
+
+
+def mixing_row(
+    own_weight: float, own_degree: int, neighbours: Mapping[int, tuple[float, int]], laziness: float
+) -> MixingRow:
+    """W_ij = (1-eps)/d_i min(1, lambda_j d_i / (lambda_i d_j)) for neighbours j -> (lambda_j, d_j); W_ii is the rest.
+
+    Written as (1-eps) min(lambda_i/d_i, lambda_j/d_j) / lambda_i, whose numerator is the same number on both
+    ends of an edge: detailed balance lambda_i W_ij = lambda_j W_ji holds to the last rounding.
+    """
+    row = {
+        j: (1 - laziness) * min(own_weight / own_degree, weight / degree) / own_weight
+        for j, (weight, degree) in sorted(neighbours.items())
+    }
+    return MixingRow(own=1.0 - sum(row.values()), neighbours=row)
+
+
+def mixing_matrix(graph: nx.Graph, weights: Weights, laziness: float = 0.3) -> scipy.sparse.csr_array:
+    """W with lambda^T W = lambda^T and W 1 = 1; with lambda = 1 it is doubly stochastic. Sparse, n x n."""
+    check_range("laziness", laziness, 0, 1, open_low=True, open_high=True)
+    rows, columns, values = [], [], []
+    for i in range(graph.number_of_nodes()):
+        told = {j: (float(weights[j]), graph.degree[j]) for j in graph[i]}
+        row = mixing_row(float(weights[i]), graph.degree[i], told, laziness)
+        rows += [i] * (len(row.neighbours) + 1)
+        columns += [i, *row.neighbours]
+        values += [row.own, *row.neighbours.values()]
+    n = graph.number_of_nodes()
+    return scipy.sparse.csr_array((values, (rows, columns)), shape=(n, n))
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Where lambda enters. All three vectors have one entry per node.
+
+    mixing_weights  the lambda that W is built from: 1 for I, lambda for II
+    gradient_scale  the diagonal of G: lambda for I, 1 for II
+    average_weights pi, the stationary distribution of W: 1/n for I, lambda/n for II
+    """
+
+    name: str
+    mixing_weights: Weights
+    gradient_scale: Weights
+    average_weights: Weights
+
+
+def strategy(name: str, weights: Weights) -> Strategy:
+    """Strategy I (weights in the loss) or II (weights in the mixing) for these node weights."""
+    check_choice("strategy", name, STRATEGIES)
+    ones = uniform(weights.size)
+    in_mixing, in_loss = (ones, weights) if name == "I" else (weights, ones)
+    return Strategy(name, in_mixing, in_loss, in_mixing / np.float64(weights.size))

@@ -1,0 +1,106 @@
+"""Node weights lambda: lambda_i > 0 is node i's share of the global loss, and sum_i lambda_i = n.
+
+    weights = dgt.weights.named("A")            # the paper's vectors
+    weights = dgt.weights.normalise([3, 1, 2])  # your own, scaled to sum n
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dgt.config import ConfigError, WeightsConfig, check_choice
+
+Weights = npt.NDArray[np.float64]
+
+# The four prescribed vectors of the paper's experiments, 16, 16, 32 and 64 nodes.
+PAPER: dict[str, list[float]] = {
+    "A": [0.3, 0.8, 1.0, 0.9, 0.7, 1.0, 2, 2.2, 1.2, 1.4, 0.8, 0.5, 1.5, 0.6, 0.6, 0.5],
+    "B": [0.4, 2.2, 1.2, 0.5, 1.0, 0.6, 1.5, 0.5, 1.0, 0.7, 1.3, 0.9, 1.4, 0.6, 1.2, 1.0],
+    "C": [
+        1.7, 2.5, 0.5, 0.4, 1.1, 0.4, 0.9, 0.6, 0.5, 0.6, 0.7, 2.6, 0.2, 1.7, 2.0, 0.8,
+        0.5, 0.4, 0.3, 1.4, 0.2, 1.5, 0.7, 0.4, 0.4, 0.2, 4.0, 1.7, 0.9, 0.4, 1.5, 0.3,
+    ],
+    "D": [
+        0.5, 1.2, 0.4, 2.5, 0.1, 0.7, 1.5, 0.6, 3.0, 0.2, 0.4, 0.8, 0.5, 1.1, 0.3, 2.0,
+        0.7, 0.5, 0.6, 5.0, 0.2, 0.4, 0.9, 1.2, 0.1, 0.7, 0.4, 1.4, 0.6, 0.5, 2.5, 0.3,
+        0.8, 0.2, 3.5, 0.6, 0.5, 0.7, 1.0, 0.4, 0.2, 1.8, 0.5, 0.6, 0.3, 0.4, 1.1, 2.2,
+        0.1, 0.7, 0.5, 1.5, 0.4, 2.8, 0.2, 0.6, 1.2, 0.4, 2.0, 0.5, 0.7, 1.0, 0.3, 4.5,
+    ],
+}  # fmt: skip
+
+
+def uniform(n: int) -> Weights:
+    """lambda_i = 1: the ordinary average."""
+    return np.ones(n)
+
+
+def named(name: str) -> Weights:
+    """One of the paper's vectors, 'A' to 'D'."""
+    check_choice("weights", name, PAPER)
+    return normalise(PAPER[name])
+
+
+def normalise(values: Sequence[float] | npt.NDArray[np.float64], n: int | None = None) -> Weights:
+    """lambda_i = n v_i / sum_j v_j, after checking that every v_i is finite and positive."""
+    try:
+        weights = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"weights={values}: must be a list of numbers") from None
+    if weights.ndim != 1 or weights.size == 0:
+        raise ConfigError(f"weights={values}: must be a list of at least one number")
+    bad = np.flatnonzero(~(np.isfinite(weights) & (weights > 0)))
+    if bad.size:
+        raise ConfigError(f"weights: node {bad[0]} has {weights[bad[0]]:g}; every weight must be finite and above 0")
+    if n is not None and weights.size != n:
+        raise ConfigError(f"weights: {weights.size} numbers for nodes={n}; give one per node")
+    # divide by the largest first: sums of huge or tiny numbers would over- or underflow
+    weights = weights / weights.max()
+    weights = weights * (weights.size / weights.sum())
+    if not (weights > 0).all():
+        raise ConfigError("weights: the smallest is too small beside the largest to be told from 0")
+    return weights
+
+
+def from_file(path: str | Path) -> Weights:
+    """Numbers separated by spaces, commas or line breaks ('#' starts a comment), or a .npy file."""
+    path = Path(path)
+    try:
+        if path.suffix == ".npy":
+            return normalise(np.load(path, allow_pickle=False))
+        lines = (line.split("#")[0] for line in path.read_text(encoding="utf-8").splitlines())
+        return normalise([float(word) for line in lines for word in line.replace(",", " ").split()])
+    except ConfigError as error:
+        raise ConfigError(f"{error} (in {path})") from None
+    except OSError as error:
+        raise ConfigError(f"weights.path={path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"weights.path={path}: not a list of numbers ({error})") from None
+
+
+def from_config(config: WeightsConfig, nodes: int | None, data_sizes: Sequence[int] | None = None) -> Weights:
+    """The weights a config asks for; `nodes` is needed where the weights have no length of their own."""
+    if config.name == "data_size":
+        assert data_sizes is not None, "the problem knows its shards"
+        return normalise(np.asarray(data_sizes, dtype=np.float64), nodes)
+    if config.name == "uniform":
+        assert nodes is not None, "decided before"
+        return uniform(nodes)
+    if config.name == "list":
+        weights = normalise(config.values or [])
+    elif config.name == "file":
+        weights = from_file(config.path or "")
+    else:
+        weights = named(config.name)
+    if nodes is not None and weights.size != nodes:
+        label = config.path if config.name == "file" else config.name
+        raise ConfigError(f"nodes={nodes}: weights {label} has {weights.size} entries; leave nodes out or use nodes={weights.size}")
+    return weights
+
+
+def own_length(config: WeightsConfig) -> int | None:
+    """How many nodes these weights are for, None where they fit any number."""
+    return None if config.name in ("uniform", "data_size") else int(from_config(config, None).size)

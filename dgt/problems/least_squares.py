@@ -1,0 +1,130 @@
+"""The paper's synthetic least-squares problem, in float64, with its closed-form optimum.
+
+    F_i(theta) = 1/2 zeta_i |theta - c_i|^2 + rho/2 |theta|^2
+    g_i = zeta_i (theta - c_i) + rho theta + sigma xi_{i,t}
+
+`LeastSquares` is the mathematics for any range of nodes (one on a rank, all in the single-process twin);
+`LeastSquaresProblem` is one node of it as a PyTorch model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dgt.config import LeastSquaresConfig
+from dgt.network.weights import Weights
+
+Array = npt.NDArray[np.float64]
+
+# One stream of random numbers per use. The paper's seed s0 + 1000 i + 10 t gives nodes i, i+1 the same noise
+# 100 iterations apart; here (seed, stream, iteration, node) are separate words of a counter-based generator.
+NOISE, CURVATURE, CENTER, OFFSET, START = range(5)
+
+
+def uniforms(seed: int, stream: int, iteration: int, nodes: range, count: int) -> Array:
+    """[nodes, count] numbers in (0, 1]; every node's are its own, whatever range it is drawn with."""
+    blocks = -(-count // 4)  # Philox makes four numbers per counter value
+    generator = np.random.Philox(key=seed, counter=[nodes.start * blocks, iteration, stream, 0])
+    raw = generator.random_raw(len(nodes) * blocks * 4).reshape(len(nodes), blocks * 4)[:, :count]
+    return ((raw >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
+
+
+def gaussians(seed: int, stream: int, iteration: int, nodes: range, count: int) -> Array:
+    """[nodes, count] standard normal numbers by Box-Muller, which needs a fixed number of uniforms per node."""
+    half = -(-count // 2)
+    u = uniforms(seed, stream, iteration, nodes, 2 * half)
+    radius, angle = np.sqrt(-2 * np.log(u[:, :half])), 2 * np.pi * u[:, half:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :count]
+
+
+class LeastSquares:
+    """The local problems of `nodes` (a range within 0..n-1) for one or several seeds.
+
+    Arrays are [nodes, seeds, dimension]; curvature is [nodes, seeds, 1].
+    """
+
+    def __init__(self, config: LeastSquaresConfig, seeds: Sequence[int], nodes: range) -> None:
+        self.config, self.seeds, self.nodes = config, list(seeds), nodes
+        spread = config.curvature_max - config.curvature_min
+        self.curvature = config.curvature_min + spread * self._draw(uniforms, CURVATURE, 1)
+        base = np.stack([gaussians(s, CENTER, 0, range(1), config.dimension) for s in self.seeds], axis=1)
+        direction = self._draw(gaussians, OFFSET)
+        direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
+        self.center = base + config.offset * direction
+        self.start = self._draw(gaussians, START)
+
+    def _draw(self, sample: object, stream: int, count: int | None = None, iteration: int = 0) -> Array:
+        count = self.config.dimension if count is None else count
+        return np.stack([sample(s, stream, iteration, self.nodes, count) for s in self.seeds], axis=1)  # type: ignore[operator]
+
+    def exact_gradient(self, theta: Array) -> Array:
+        """zeta_i (theta - c_i) + rho theta."""
+        return self.curvature * (theta - self.center) + self.config.regularization * theta
+
+    def gradient(self, theta: Array, iteration: int) -> Array:
+        """The exact gradient plus sigma xi_{i,t}."""
+        exact = self.exact_gradient(theta)
+        return exact + self.config.noise * self._draw(gaussians, NOISE, iteration=iteration) if self.config.noise else exact
+
+    def measure(self, theta: Array) -> dict[str, Array]:
+        """loss [nodes, seeds] and gradient [nodes, seeds, dimension], both exact."""
+        squares = self.curvature[..., 0] * ((theta - self.center) ** 2).sum(-1)
+        return {
+            "loss": 0.5 * squares + 0.5 * self.config.regularization * (theta**2).sum(-1),
+            "gradient": self.exact_gradient(theta),
+        }
+
+    def optimum(self, weights: Weights) -> Array:
+        """theta* = (sum lambda_i zeta_i + n rho)^-1 sum lambda_i zeta_i c_i, [seeds, dimension]; needs all nodes.
+
+        The paper prints rho in place of n rho; with sum lambda_i = n only n rho makes the gradient of F vanish.
+        """
+        pull = weights[:, None, None] * self.curvature
+        return (pull * self.center).sum(0) / (pull.sum(0) + weights.size * self.config.regularization)
+
+
+def summarise(means: Mapping[str, Array], average: Array, optimum: Array) -> dict[str, Array]:
+    """loss, |1/n sum lambda_i grad F_i(theta_i)| and |network average - theta*|, each [seeds]."""
+    return {
+        "loss": means["loss"],
+        "grad_norm": np.linalg.norm(means["gradient"], axis=-1),
+        "distance": np.linalg.norm(average - optimum, axis=-1),
+    }
+
+
+class LeastSquaresProblem:
+    """One node's least squares as a model with a single parameter [seeds, dimension]."""
+
+    def __init__(
+        self,
+        config: LeastSquaresConfig,
+        weights: Weights,
+        node: int,
+        seeds: Sequence[int],
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.local = LeastSquares(config, seeds, range(node, node + 1))
+        self.optimum = LeastSquares(config, seeds, range(weights.size)).optimum(weights)
+        self.copies = len(seeds)
+        start = torch.from_numpy(self.local.start[0]).to(dtype=dtype, device=device)
+        self.theta = torch.nn.Parameter(start)
+        self.model = torch.nn.ParameterDict({"theta": self.theta})
+
+    def _position(self) -> Array:
+        return self.theta.detach().cpu().double().numpy()[None]
+
+    def backward(self, iteration: int) -> None:
+        # the gradient is a formula, so autograd has nothing to add but time
+        gradient = torch.from_numpy(self.local.gradient(self._position(), iteration)[0])
+        self.theta.grad = gradient.to(self.theta)
+
+    def measure(self) -> dict[str, Array]:
+        return {name: values[0] for name, values in self.local.measure(self._position()).items()}
+
+    def summarise(self, means: Mapping[str, Array], average: Array) -> dict[str, Array]:
+        return summarise(means, average, self.optimum)

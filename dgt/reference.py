@@ -1,0 +1,125 @@
+"""The slow twin: the same algorithms on stacked arrays in one process, with the whole sparse W.
+
+Every distributed run can be repeated here and compared number by number. Written straight from the equations:
+no flat buffers, no messages, no overlap. Arrays are [nodes, parameters].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+
+from dgt.network.mixing import Strategy, mixing_matrix, strategy
+from dgt.network.weights import Weights
+
+Array = npt.NDArray[np.float64]
+
+
+class StackedProblem(Protocol):
+    """All nodes at once: the start, the gradients, and the quantities to measure; node axis first."""
+
+    start: Array
+
+    def gradient(self, theta: Array, iteration: int) -> Array: ...
+
+    def measure(self, theta: Array) -> Mapping[str, Array]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """After `iteration` updates: theta_t, and the tracker and gradient of the update before, if any."""
+
+    iteration: int
+    theta: Array
+    tracker: Array | None = None
+    gradient: Array | None = None
+
+
+def gradient_tracking(
+    problem: StackedProblem, W: scipy.sparse.csr_array, plan: Strategy, lr: float, iterations: int
+) -> Iterator[State]:
+    """Theta' = W (Theta - alpha Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0."""
+    theta, G = problem.start, _column(plan.gradient_scale, problem.start)
+    yield State(0, theta)
+    gradient = problem.gradient(theta, 0)
+    tracker = G * gradient
+    for t in range(iterations):
+        theta = _mix(W, theta - lr * tracker)
+        yield State(t + 1, theta, tracker, gradient)
+        if t + 1 < iterations:
+            following = problem.gradient(theta, t + 1)
+            tracker = _mix(W, tracker) + G * (following - gradient)
+            gradient = following
+
+
+def dsgd(
+    problem: StackedProblem, W: scipy.sparse.csr_array, plan: Strategy, lr: float, iterations: int
+) -> Iterator[State]:
+    """Theta' = W (Theta - alpha G g)."""
+    theta, G = problem.start, _column(plan.gradient_scale, problem.start)
+    yield State(0, theta)
+    for t in range(iterations):
+        theta = _mix(W, theta - lr * G * problem.gradient(theta, t))
+        yield State(t + 1, theta)
+
+
+def allreduce(
+    problem: StackedProblem, weights: Weights, plan: Strategy, lr: float, iterations: int
+) -> Iterator[State]:
+    """theta' = theta - alpha 1/n sum_i lambda_i g_i from the strategy's average of the starts."""
+    everywhere = np.ones_like(_column(weights, problem.start))
+    theta = everywhere * _weighted_sum(plan.average_weights, problem.start)
+    yield State(0, theta)
+    for t in range(iterations):
+        theta = theta - lr * _weighted_sum(weights / weights.size, problem.gradient(theta, t))
+        yield State(t + 1, theta)
+
+
+def states(
+    algorithm: str,
+    problem: StackedProblem,
+    graph: nx.Graph,
+    weights: Weights,
+    strategy_name: str,
+    *,
+    laziness: float,
+    lr: float,
+    iterations: int,
+) -> Iterator[State]:
+    """Every state of a run, the start included."""
+    plan = strategy(strategy_name, weights)
+    if algorithm == "allreduce":
+        return allreduce(problem, weights, plan, lr, iterations)
+    W = mixing_matrix(graph, plan.mixing_weights, laziness)
+    run = {"gradient_tracking": gradient_tracking, "dsgd": dsgd}[algorithm]
+    return run(problem, W, plan, lr, iterations)
+
+
+def network_metrics(state: State, problem: StackedProblem, weights: Weights, plan: Strategy) -> dict[str, Any]:
+    """What rank 0 would report: means under lambda, network average, consensus and tracking residual."""
+    means = {name: _weighted_sum(weights / weights.size, values) for name, values in problem.measure(state.theta).items()}
+    average = _weighted_sum(plan.average_weights, state.theta)
+    deviation = ((state.theta - average) ** 2).sum(-1)
+    metrics = {"means": means, "average": average, "consensus": np.sqrt(_weighted_sum(weights / weights.size, deviation))}
+    if state.tracker is not None and state.gradient is not None:
+        error = state.tracker - _column(plan.gradient_scale, state.gradient) * state.gradient
+        metrics["tracking_residual"] = np.linalg.norm(_weighted_sum(plan.average_weights, error), axis=-1)
+    return metrics
+
+
+def _mix(W: scipy.sparse.csr_array, theta: Array) -> Array:
+    return (W @ theta.reshape(len(theta), -1)).reshape(theta.shape)
+
+
+def _column(vector: Weights, like: Array) -> Array:
+    return vector.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _weighted_sum(weights: Weights, values: Array) -> Array:
+    return np.tensordot(weights, values, axes=1)

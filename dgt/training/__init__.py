@@ -1,0 +1,1 @@
+"""The loop, the metrics of the whole network, and the files of a run."""

@@ -1,0 +1,153 @@
+"""The files and lines of a run. Rank 0 writes and speaks; elsewhere the same calls do nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tqdm import tqdm
+
+from dgt.config import Config, ConfigError
+from dgt.training.metrics import Metrics
+
+ORDER = (
+    "loss", "grad_norm", "distance", "accuracy", "consensus", "tracking_residual", "seconds", "bytes_sent",
+)  # fmt: skip
+SHOWN = ("loss", "grad_norm", "distance", "accuracy", "consensus")
+
+
+def default_run_dir(config: Config, label: str = "") -> str:
+    """runs/<time>-<problem>-<weights>-<topology>-<strategy>, with a counter if that second is taken."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    label = label or "-".join(
+        [config.problem.name, config.weights.name, config.topology.name, config.strategy.name]
+        + ([config.algorithm.name] if config.algorithm.name != "gradient_tracking" else [])
+    )
+    path = Path("runs") / f"{stamp}-{label}"
+    counter = 1
+    while path.exists():
+        counter += 1
+        path = Path("runs") / f"{stamp}-{label}-{counter}"
+    return str(path)
+
+
+def check_run_dir(path: str) -> None:
+    """Raise if the directory cannot be written or holds a run already; a finished run is never overwritten."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        probe = Path(path) / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"run_dir={path}: cannot write there ({error.strerror})") from None
+    if (Path(path) / "metrics.jsonl").exists():
+        raise ConfigError(f"run_dir={path}: already holds a run; choose another directory or remove it")
+
+
+def check_logger(config: Config) -> None:
+    """Raise if TensorBoard is wanted but not installed."""
+    if config.logger.name == "tensorboard":
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ImportError:
+            raise ConfigError("logger=tensorboard: not installed; pip install 'dgt[tensorboard]'") from None
+
+
+class Progress:
+    """A bar on a terminal, a few plain lines elsewhere, nothing on ranks that do not speak."""
+
+    def __init__(self, total: int, label: str, speaks: bool = True, lines: int = 10) -> None:
+        self._bar = tqdm(total=total, desc=label, unit="it", leave=False) if speaks and sys.stderr.isatty() else None
+        self._speaks, self._label, self._total = speaks, label, total
+        self._every, self._next_line = max(total / lines, 1e-9), 0.0
+
+    def update(self, done: int, values: Mapping[str, float]) -> None:
+        text = "  ".join(f"{name} {values[name]:.4g}" for name in SHOWN if name in values)
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif self._speaks and (done >= self._next_line or done == self._total):
+            self._next_line += self._every
+            print(f"{self._label}  iteration {done}/{self._total}  {text}", flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class RunLogger:
+    """Writes config.yaml, metrics.jsonl and summary.json of one run, and shows its progress."""
+
+    def __init__(self, config: Config, nodes: int, speaks: bool) -> None:
+        self.path = Path(config.run_dir or "")
+        self._config, self._nodes, self._speaks = config, nodes, speaks
+        self._records: list[dict[str, Any]] = []
+        self._board: Any = None
+        self._started = time.time()
+        if not speaks:
+            return
+        assert config.run_dir, "decided before the ranks start"
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "config.yaml").write_text(yaml.safe_dump(config.to_dict(), sort_keys=False), encoding="utf-8")
+        self._file = (self.path / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
+        if config.logger.name == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self.path / "tensorboard"))
+        label = f"{config.weights.name} {config.topology.name} {config.strategy.name}"
+        self._progress = Progress(config.iterations, label)
+
+    def record(self, iteration: int, metrics: Metrics) -> None:
+        if not self._speaks:
+            return
+        values = {name: float(metrics[name][0]) for name in ORDER if name in metrics}
+        values["bytes_sent"] = int(values["bytes_sent"])
+        self._records.append({"iteration": iteration, **values})
+        self._file.write(json.dumps(self._records[-1]) + "\n")
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, iteration)
+        self._progress.update(iteration, values)
+
+    def finish(self) -> dict[str, Any]:
+        """Close the files and write summary.json."""
+        if not self._speaks:
+            return {}
+        self._progress.close()
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+        config = self._config
+        summary = {
+            "nodes": self._nodes,
+            "strategy": config.strategy.name,
+            "topology": config.topology.name,
+            "weights": config.weights.name,
+            "algorithm": config.algorithm.name,
+            "problem": config.problem.name,
+            "seed": config.seed,
+            "lr": config.lr,
+            "iterations": config.iterations,
+            "final": self._records[-1],
+            "last_fifth": last_fifth(self._records),
+            "wall_seconds": round(time.time() - self._started, 3),
+            "torch": torch.__version__,
+        }
+        (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        return summary
+
+
+def last_fifth(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean of each metric over the last fifth of the iterations."""
+    start = 0.8 * records[-1]["iteration"]
+    late = [record for record in records if record["iteration"] >= start]
+    names = [name for name in ("loss", "grad_norm", "distance", "accuracy", "consensus") if name in records[-1]]
+    return {name: math.fsum(record[name] for record in late) / len(late) for name in names}
