@@ -70,7 +70,8 @@ class JoinOptions:
 def start_ranks(job: Job, nodes: int, options: JoinOptions) -> dict[int, Any]:
     """Start `nodes` ranks on this host, run the job on each, return what each returned."""
     world.prepare_children()
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told below, in one line
     multiprocessing.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
         launch = LaunchConfig(
@@ -114,10 +115,9 @@ def be_rank(prepare: Callable[[], Job], options: Callable[[Job], JoinOptions]) -
     """Be the rank that torchrun or srun started. `prepare` may raise `ConfigError`, on one rank or on all."""
 
     def say(rank: int, error: BaseException) -> None:
-        everywhere = isinstance(error, (ConfigError, TrainingError))
         if not isinstance(error, (ConfigError, PeerError, TrainingError)):
             traceback.print_exception(error)
-        elif rank == 0 or not everywhere:
+        elif rank == 0 or not isinstance(error, ConfigError):
             print(f"dgt: error: {_one_line(error)}", file=sys.stderr, flush=True)
         else:
             time.sleep(1.0)  # a launcher may end everyone at the first exit; rank 0 speaks first

@@ -13,6 +13,10 @@ from dgt.exchange.flat import FlatParameters
 from dgt.exchange.network import Network
 
 
+def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
+    return getattr(method, "__wrapped__", method)
+
+
 class DecentralizedOptimizer(torch.optim.Optimizer):
     """One step is: take the gradients, exchange with the neighbours, write the new parameters.
 
@@ -45,6 +49,11 @@ class DecentralizedOptimizer(torch.optim.Optimizer):
         self.update()
         self.iteration += 1
         return loss
+
+    # torch wraps these two only to keep its compiler from tracing them, and the wrapper imports that compiler:
+    # two seconds of start-up on every rank. The plain methods do the same work.
+    add_param_group = _plain(torch.optim.Optimizer.add_param_group)
+    zero_grad = _plain(torch.optim.Optimizer.zero_grad)
 
     def update(self) -> None:
         """The algorithm itself."""

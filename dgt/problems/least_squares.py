@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,24 +19,26 @@ from dgt.config import LeastSquaresConfig
 from dgt.network.weights import Weights
 
 Array = npt.NDArray[np.float64]
+Sampler = Callable[[int, int, int, range, int], Array]
 
 # One stream of random numbers per use. The paper's seed s0 + 1000 i + 10 t gives nodes i, i+1 the same noise
-# 100 iterations apart; here (seed, stream, iteration, node) are separate words of a counter-based generator.
+# 100 iterations apart; here seed, stream, iterations and node are separate words of a counter-based generator.
 NOISE, CURVATURE, CENTER, OFFSET, START = range(5)
+NOISE_CHUNK = 16  # iterations of noise drawn at a time: setting up a generator costs more than using it
 
 
-def uniforms(seed: int, stream: int, iteration: int, nodes: range, count: int) -> Array:
+def uniforms(seed: int, stream: int, chunk: int, nodes: range, count: int) -> Array:
     """[nodes, count] numbers in (0, 1]; every node's are its own, whatever range it is drawn with."""
     blocks = -(-count // 4)  # Philox makes four numbers per counter value
-    generator = np.random.Philox(key=seed, counter=[nodes.start * blocks, iteration, stream, 0])
+    generator = np.random.Philox(key=seed, counter=[nodes.start * blocks, chunk, stream, 0])
     raw = generator.random_raw(len(nodes) * blocks * 4).reshape(len(nodes), blocks * 4)[:, :count]
     return ((raw >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
 
 
-def gaussians(seed: int, stream: int, iteration: int, nodes: range, count: int) -> Array:
+def gaussians(seed: int, stream: int, chunk: int, nodes: range, count: int) -> Array:
     """[nodes, count] standard normal numbers by Box-Muller, which needs a fixed number of uniforms per node."""
     half = -(-count // 2)
-    u = uniforms(seed, stream, iteration, nodes, 2 * half)
+    u = uniforms(seed, stream, chunk, nodes, 2 * half)
     radius, angle = np.sqrt(-2 * np.log(u[:, :half])), 2 * np.pi * u[:, half:]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :count]
 
@@ -56,10 +58,19 @@ class LeastSquares:
         direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
         self.center = base + config.offset * direction
         self.start = self._draw(gaussians, START)
+        self._noise: tuple[int, Array] | None = None
 
-    def _draw(self, sample: object, stream: int, count: int | None = None, iteration: int = 0) -> Array:
+    def _draw(self, sample: Sampler, stream: int, count: int | None = None, chunk: int = 0) -> Array:
         count = self.config.dimension if count is None else count
-        return np.stack([sample(s, stream, iteration, self.nodes, count) for s in self.seeds], axis=1)  # type: ignore[operator]
+        return np.stack([sample(seed, stream, chunk, self.nodes, count) for seed in self.seeds], axis=1)
+
+    def noise(self, iteration: int) -> Array:
+        """xi_{i,t}, standard normal, from the chunk of iterations it was drawn with."""
+        chunk, position = divmod(iteration, NOISE_CHUNK)
+        if self._noise is None or self._noise[0] != chunk:
+            self._noise = chunk, self._draw(gaussians, NOISE, NOISE_CHUNK * self.config.dimension, chunk)
+        first = position * self.config.dimension
+        return self._noise[1][..., first : first + self.config.dimension]
 
     def exact_gradient(self, theta: Array) -> Array:
         """zeta_i (theta - c_i) + rho theta."""
@@ -68,7 +79,7 @@ class LeastSquares:
     def gradient(self, theta: Array, iteration: int) -> Array:
         """The exact gradient plus sigma xi_{i,t}."""
         exact = self.exact_gradient(theta)
-        return exact + self.config.noise * self._draw(gaussians, NOISE, iteration=iteration) if self.config.noise else exact
+        return exact + self.config.noise * self.noise(iteration) if self.config.noise else exact
 
     def measure(self, theta: Array) -> dict[str, Array]:
         """loss [nodes, seeds] and gradient [nodes, seeds, dimension], both exact."""

@@ -67,7 +67,8 @@ class Progress:
     def __init__(self, total: int, label: str, speaks: bool = True, lines: int = 10) -> None:
         self._bar = tqdm(total=total, desc=label, unit="it", leave=False) if speaks and sys.stderr.isatty() else None
         self._speaks, self._label, self._total = speaks, label, total
-        self._every, self._next_line = max(total / lines, 1e-9), 0.0
+        self._every = max(total / lines, 1.0)
+        self._next_line = 0.0 if lines > 1 else self._every
 
     def update(self, done: int, values: Mapping[str, float]) -> None:
         text = "  ".join(f"{name} {values[name]:.4g}" for name in SHOWN if name in values)

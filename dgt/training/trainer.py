@@ -21,13 +21,13 @@ Record = Callable[[int, Metrics], None]
 
 
 class TrainingError(RuntimeError):
-    """The run cannot go on; every rank sees it at the same iteration."""
+    """The run cannot go on; said by the rank that finds out."""
 
 
 def train(
     config: Config, node: Node, weights: Weights, graph: nx.Graph, record: Record, seeds: Sequence[int] | None = None
 ) -> None:
-    """Train this node; `record(iteration, metrics)` is called with the network's metrics at each evaluation.
+    """Train this node; rank 0 calls `record(iteration, metrics)` with the network's metrics at each evaluation.
 
     Several seeds are trained side by side in one model: the same graph and messages, independent numbers.
     """
@@ -43,9 +43,9 @@ def train(
         if iteration % config.eval_every == 0 or iteration == config.iterations:
             clock.evaluating()
             metrics = evaluate(problem, optimizer)
-            metrics["seconds"] = np.full(problem.copies, clock.training)
-            _refuse_divergence(metrics["loss"], iteration, config.lr)
-            record(iteration, metrics)
+            if metrics is not None:
+                _refuse_divergence(metrics["loss"], iteration, config.lr)
+                record(iteration, metrics | {"seconds": np.full(problem.copies, clock.training)})
             clock.resume()
         if iteration < config.iterations:
             problem.backward(iteration)

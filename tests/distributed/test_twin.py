@@ -1,0 +1,152 @@
+"""Real ranks against the single-process twin, number by number, at every evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dgt import reference
+from dgt.config import ALGORITHMS, STRATEGIES, Config, LeastSquaresConfig, TopologyConfig, WeightsConfig
+from dgt.network.mixing import strategy
+from dgt.problems.least_squares import LeastSquares, summarise
+from dgt.training.setup import network_of
+from dgt.training.trainer import train
+from dgt.world import Node, Placement
+from tests.distributed.ranks import run_ranks
+
+TOPOLOGIES = ["ring", "grid", "torus", "exponential", "erdos_renyi", "geometric", "complete", "star", "tailored", "file"]
+PAPER_A = [0.3, 0.8, 1.0, 0.9, 0.7, 1.0, 2, 2.2, 1.2, 1.4, 0.8, 0.5, 1.5, 0.6, 0.6, 0.5]
+
+
+@dataclass
+class TrainAll:
+    """Several runs on the same ranks; rank 0 returns every run's records."""
+
+    configs: list[Config]
+    seeds: list[int] | None = None
+    records: list[list[tuple[int, dict]]] = field(default_factory=list)
+
+    def run(self, node: Node) -> list[list[tuple[int, dict]]]:
+        for config in self.configs:
+            weights, graph = network_of(config, node.placement)
+            rows: list[tuple[int, dict]] = []
+            train(config, node, weights, graph, lambda t, metrics, rows=rows: rows.append((t, metrics)), self.seeds)
+            self.records.append(rows)
+        return self.records
+
+
+def twin(config: Config, seeds: list[int] | None = None) -> list[tuple[int, dict[str, np.ndarray]]]:
+    """The same run in this process."""
+    weights, graph = network_of(config, Placement("alone"))
+    problem = LeastSquares(config.problem, seeds or [config.seed], range(weights.size))
+    optimum = problem.optimum(weights)
+    plan = strategy(config.strategy.name, weights)
+    records = []
+    for state in reference.states(
+        config.algorithm.name, problem, graph, weights, config.strategy.name,
+        laziness=config.laziness, lr=config.lr, iterations=config.iterations,
+    ):  # fmt: skip
+        if state.iteration % config.eval_every == 0 or state.iteration == config.iterations:
+            metrics = reference.network_metrics(state, problem, weights, plan)
+            values = summarise(metrics.pop("means"), metrics.pop("average"), optimum)
+            records.append((state.iteration, values | metrics))
+    return records
+
+
+def assert_same(records: list[tuple[int, dict]], expected: list[tuple[int, dict]], config: Config) -> None:
+    assert [t for t, _ in records] == [t for t, _ in expected]
+    for (t, ours), (_, theirs) in zip(records, expected, strict=True):
+        assert set(theirs) == set(ours) - {"seconds", "bytes_sent"}
+        for name, value in theirs.items():
+            assert ours[name] == pytest.approx(value, rel=1e-10, abs=1e-10), (t, name, config)
+        if "tracking_residual" in ours:
+            assert ours["tracking_residual"].max() < 1e-10
+
+
+def config_for(topology: str, nodes: int, path: str, **changes: Any) -> Config:
+    """Noise on, uneven weights, a few iterations evaluated one by one."""
+    settings = TopologyConfig(name=topology, path=path if topology == "file" else None, radius=0.6)
+    base = {
+        "topology": settings,
+        "weights": WeightsConfig(name="list", values=PAPER_A[:nodes]),
+        "iterations": 8,
+        "eval_every": 1,
+        "seed": 3,
+    }
+    groups = {"strategy": {"name": changes.pop("strategy", "II")}, "algorithm": {"name": changes.pop("algorithm", "gradient_tracking")}}
+    return dataclasses.replace(Config.from_dict(groups), **{**base, **changes})
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("nodes", [1, 2, 5, 16])
+def test_ranks_equal_twin_for_every_topology_strategy_and_algorithm(nodes: int, tmp_path) -> None:
+    edges = tmp_path / "edges.txt"
+    edges.write_text("".join(f"{i} {i // 2}\n" for i in range(1, nodes)))  # a binary tree
+    configs = [
+        config_for(topology, nodes, str(edges), strategy=strategy_name, algorithm=algorithm)
+        for topology in TOPOLOGIES
+        for strategy_name in STRATEGIES
+        for algorithm in ALGORITHMS
+    ]
+    records = run_ranks(TrainAll(configs), nodes)[0]
+    assert len(records) == len(configs) == 60
+    for config, rows in zip(configs, records, strict=True):
+        assert_same(rows, twin(config), config)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_two_messages_per_step_equal_the_twin_with_overlap_on_and_off(overlap: bool) -> None:
+    """Models above 64 KiB send parameters and tracker apart; the tracker travels during the next gradient."""
+    wide = LeastSquaresConfig(dimension=5000)
+    configs = [
+        config_for("exponential", 5, "", strategy=name, problem=wide, overlap=overlap, iterations=6) for name in STRATEGIES
+    ]
+    for config, rows in zip(configs, run_ranks(TrainAll(configs), 5)[0], strict=True):
+        assert_same(rows, twin(config), config)
+
+
+@pytest.mark.timeout(120)
+def test_large_models_are_measured_by_sums_across_ranks() -> None:
+    """Above 1 MiB nothing is gathered on rank 0; the metrics are the same."""
+    huge = LeastSquaresConfig(dimension=50_000)
+    configs = [config_for("ring", 5, "", strategy=name, problem=huge, iterations=3) for name in STRATEGIES]
+    for config, rows in zip(configs, run_ranks(TrainAll(configs), 5)[0], strict=True):
+        assert_same(rows, twin(config), config)
+
+
+@pytest.mark.timeout(120)
+def test_seeds_side_by_side_are_the_separate_runs() -> None:
+    config = config_for("grid", 5, "")
+    together = run_ranks(TrainAll([config], seeds=[0, 4, 7]), 5)[0][0]
+    assert_same(together, twin(config, [0, 4, 7]), config)
+    for k, seed in enumerate([0, 4, 7]):
+        for (_, many), (_, one) in zip(together, twin(dataclasses.replace(config, seed=seed)), strict=True):
+            assert many["grad_norm"][k] == pytest.approx(one["grad_norm"][0], rel=1e-12)
+
+
+@pytest.mark.timeout(120)
+def test_noise_free_ranks_reach_the_closed_form_optimum() -> None:
+    exact = LeastSquaresConfig(noise=0.0)
+    configs = [
+        config_for("tailored", 5, "", strategy=name, problem=exact, iterations=600, eval_every=100, lr=0.05)
+        for name in STRATEGIES
+    ]
+    for rows in run_ranks(TrainAll(configs), 5)[0]:
+        assert rows[-1][1]["distance"][0] < 1e-8
+        assert rows[-1][1]["grad_norm"][0] < 1e-8
+        assert rows[-1][1]["consensus"][0] < 1e-8
+
+
+@pytest.mark.timeout(120)
+def test_with_uniform_weights_the_strategies_coincide_to_the_last_bit() -> None:
+    ones = WeightsConfig(name="list", values=[1.0] * 5)
+    configs = [config_for("grid", 5, "", strategy=name, weights=ones) for name in STRATEGIES]
+    one, two = run_ranks(TrainAll(configs), 5)[0]
+    for (_, first), (_, second) in zip(one, two, strict=True):
+        for name in ("loss", "grad_norm", "distance", "consensus"):
+            assert np.array_equal(first[name], second[name])

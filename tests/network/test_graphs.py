@@ -1,0 +1,91 @@
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgt.config import TOPOLOGIES, ConfigError, TopologyConfig
+from dgt.network import graphs
+
+BUILT = [name for name in TOPOLOGIES if name != "file"]
+
+
+def build(name: str, n: int, seed: int = 0) -> nx.Graph:
+    radius = 0.3 if n > 20 else 0.8
+    return graphs.from_config(TopologyConfig(name=name, seed=seed, radius=radius), np.ones(n))
+
+
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 16, 31])
+def test_every_topology_is_connected_and_simple_at_any_size(name: str, n: int) -> None:
+    graph = graphs.check(build(name, n), name)
+    assert graph.number_of_nodes() == n
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(["erdos_renyi", "geometric", "tailored"]), st.integers(1, 24), st.integers(0, 1000))
+def test_random_graphs_are_connected_and_repeat_from_their_seed(name: str, n: int, seed: int) -> None:
+    graph = build(name, n, seed)
+    assert nx.is_connected(graph)
+    assert set(graph.edges) == set(build(name, n, seed).edges)
+
+
+@pytest.mark.parametrize(("n", "degree"), [(16, 7), (32, 9), (64, 11)])
+def test_exponential_degrees_are_the_papers(n: int, degree: int) -> None:
+    assert {d for _, d in graphs.exponential(n).degree} == {degree}
+
+
+def test_grid_is_row_major_and_not_periodic() -> None:
+    graph = graphs.grid(32)  # 4 x 8
+    assert sorted(graph[0]) == [1, 8]
+    assert sorted(graph[9]) == [1, 8, 10, 17]
+    assert not graph.has_edge(7, 8)
+    assert graph.number_of_edges() == nx.grid_2d_graph(4, 8).number_of_edges()
+    assert nx.is_isomorphic(graphs.torus(32), nx.grid_2d_graph(4, 8, periodic=True))
+
+
+def test_hopeless_random_graphs_end_with_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match=r"topology.probability=0.001, nodes=30.*10 draws"):
+        graphs.erdos_renyi(30, 0.001, tries=10)
+    with pytest.raises(ConfigError, match=r"topology.radius=0.01, nodes=30"):
+        graphs.geometric(30, 0.01, tries=10)
+
+
+def test_edge_list_file(tmp_path) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text("# a path\n0 1\n1,2\n\n2 1  # again\n")
+    assert set(graphs.from_edge_list(path, 3).edges) == {(0, 1), (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("0 1\n2 3", "not connected"),
+        ("0 1 5", "line 1: '0 1 5' is not an edge"),
+        ("0 1\na b", "line 2"),
+        ("0 4", "between 0 and 3"),
+        ("1 1", "two different nodes"),
+    ],
+)
+def test_bad_edge_lists_are_named(tmp_path, content: str, words: str) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        graphs.from_edge_list(path, 4)
+    with pytest.raises(ConfigError, match="No such file"):
+        graphs.from_edge_list(tmp_path / "none", 4)
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (nx.DiGraph([(0, 1)]), "undirected"),
+        (nx.Graph([(1, 2)]), r"0\.\.1"),
+        (nx.Graph([(0, 0), (0, 1)]), "its own neighbour"),
+        (nx.empty_graph(2), "no path joins node 0 and node 1"),
+        (nx.empty_graph(0), "nodes must be"),
+    ],
+)
+def test_users_graphs_are_checked(graph: nx.Graph, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        graphs.check(graph)
