@@ -1,8 +1,8 @@
 """dgt: weighted decentralized training in PyTorch, one process per network node.
 
-    with dgt.join() as node:
-        network = dgt.Network(node, dgt.graphs.ring(node.size), weights, strategy="II")
-        optimizer = dgt.GradientTracking(model.parameters(), lr=0.05, network=network)
+with dgt.join() as node:
+    network = dgt.Network(node, dgt.graphs.ring(node.size), weights, strategy="II")
+    optimizer = dgt.GradientTracking(model.parameters(), lr=0.05, network=network)
 """
 
 from dgt.algorithms import DSGD, AllReduce, GradientTracking

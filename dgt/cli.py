@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.run(options)
     except ConfigError as error:
         _leave(str(error), launch.EXIT_BAD_INPUT)
-    except launch.LaunchFailed as error:
+    except launch.LaunchError as error:
         _leave(str(error), error.code)
     except KeyboardInterrupt:
         _leave("interrupted", launch.EXIT_INTERRUPTED)
@@ -64,7 +64,9 @@ def train(options: argparse.Namespace) -> None:
         finished.append(Path(str(job.config.run_dir)))
         if not options.json:
             print(f"run directory  {job.config.run_dir}")
-    summaries = [json.loads((path / "summary.json").read_text(encoding="utf-8")) | {"run_dir": str(path)} for path in finished]
+    summaries = [
+        json.loads((path / "summary.json").read_text(encoding="utf-8")) | {"run_dir": str(path)} for path in finished
+    ]
     if options.json:
         print(json.dumps(summaries if options.multirun else summaries[0], indent=2))
     elif options.multirun:
@@ -98,7 +100,9 @@ def compare(options: argparse.Namespace) -> None:
         raise ConfigError(f"dgt compare starts its own ranks, for every network size; run it outside {here.launcher}")
     seeds, overrides = _take_seeds(options.overrides)
     if any(item.key_or_group in ("strategy", "seed") for item in composing.parse(overrides)):
-        raise ConfigError("dgt compare runs both strategies and seeds=COUNT or seeds=[0,1,...]; leave strategy and seed out")
+        raise ConfigError(
+            "dgt compare runs both strategies and seeds=COUNT or seeds=[0,1,...]; leave strategy and seed out"
+        )
     configs = [composing.compose(run) for run in composing.expand(overrides)]
     groups = comparison.by_network_size(comparison.both_strategies(configs), here)
     directory = configs[0].run_dir or default_run_dir(configs[0], "compare")
@@ -144,12 +148,19 @@ def gaps(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dgt", description="Weighted decentralized training: one process per network node.")
+    parser = argparse.ArgumentParser(
+        prog="dgt", description="Weighted decentralized training: one process per network node."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _command(commands, "train", train, "train one network (or, with -m, one per combination of values)").add_argument(
         "-m", "--multirun", action="store_true", help="sweep: every combination of comma-separated values"
     )
-    _command(commands, "compare", compare, "Strategy I against II over weights x topologies x seeds: table, CSV, figure")
+    _command(
+        commands,
+        "compare",
+        compare,
+        "Strategy I against II over weights x topologies x seeds: table, CSV, figure",
+    )
     _command(commands, "gaps", gaps, "the paper's spectral-gap table, recomputed")
     return parser
 
@@ -168,23 +179,27 @@ def _command(commands: typing.Any, name: str, run: typing.Any, help_: str) -> ar
     return command
 
 
+EXAMPLES = {
+    "train": "dgt train weights=A topology=exponential strategy=II",
+    "compare": "dgt compare weights=A,B topology=ring,grid,exponential,tailored seeds=10",
+    "gaps": "dgt gaps laziness=0.5",
+}
+
+
 def _key_help(command: str) -> str:
-    """The keys a user can set, with their choices or defaults."""
-    examples = {
-        "train": "dgt train weights=A topology=exponential strategy=II",
-        "compare": "dgt compare weights=A,B topology=ring,grid,exponential,tailored seeds=10",
-        "gaps": "dgt gaps laziness=0.5",
-    }
+    """What can be set, in the words of the files in `conf/`."""
+    lines = []
     if command == "gaps":
-        return f"settings:\n  laziness            epsilon (0.3)\n  topology.seed       with topology=tailored: which draw\n\nexample: {examples[command]}"
-    lines = ["choices:"]
-    lines += [f"  {group:<19} {', '.join(choices)}" for group, choices in composing.groups().items()]
-    lines += ["  weights             also a list, weights=[1,2,3], or a file, weights=my.txt", "settings:"]
-    defaults = Config()
-    for field in dataclasses.fields(Config):
-        value = getattr(defaults, field.name)
-        if not dataclasses.is_dataclass(value):
-            lines.append(f"  {field.name:<19} ({'null' if value is None else value})")
+        lines += [
+            "settings:",
+            "  laziness: 0.3        # epsilon",
+            "  topology.seed: 0     # topology=tailored: which draw",
+        ]
+    else:
+        lines += ["choices:"]
+        lines += [f"  {group:<10} {', '.join(choices)}" for group, choices in composing.groups().items()]
+        lines += ["             weights=[1,2,3] is a list, weights=my.txt a file", "", "settings:"]
+        lines += [f"  {line}" for line in composing.settings()]
     if command == "compare":
-        lines.append("  seeds               how many, or a list such as [0,1,2] (10)")
-    return "\n".join([*lines, "", f"example: {examples[command]}", f"what each means: {composing.conf_dir() / 'config.yaml'}"])
+        lines += ["  seeds: 10          # how many, or a list such as [0,1,2]"]
+    return "\n".join([*lines, "", f"example: {EXAMPLES[command]}"])

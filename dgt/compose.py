@@ -33,6 +33,17 @@ def groups() -> dict[str, list[str]]:
     }
 
 
+def settings() -> list[str]:
+    """The lines of `conf/` that say what can be set, its default and its meaning."""
+    top = (conf_dir() / "config.yaml").read_text(encoding="utf-8").split("\n\n", 1)[1].splitlines()
+    nested = []
+    for group, choices in groups().items():
+        for choice in choices:
+            lines = (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
+            nested += [f"{group}.{line}   [{group}={choice}]" for line in lines if not line.startswith("name:")]
+    return top + nested
+
+
 def compose(overrides: Sequence[str]) -> Config:
     """The validated config these overrides ask for; raises `ConfigError` in plain words."""
     parsed = parse(overrides)
@@ -40,9 +51,9 @@ def compose(overrides: Sequence[str]) -> Config:
     if swept is not None:
         raise ConfigError(f"{swept.input_line}: several values make a sweep; add -m")
     choices = groups()
-    chosen = [item.input_line for item in parsed if item.key_or_group in choices]
+    chosen = [str(item.input_line) for item in parsed if item.key_or_group in choices]
     _check_keys([item for item in parsed if item.key_or_group not in choices], _compose(chosen))
-    return Config.from_dict(_compose([item.input_line for item in parsed]))
+    return Config.from_dict(_compose([str(item.input_line) for item in parsed]))
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:

@@ -48,7 +48,13 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
 
 
 def check_range(
-    key: str, value: float, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
+    key: str,
+    value: float,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
 ) -> None:
     """Raise unless value lies between low and high; an open end excludes the bound itself."""
     too_low = value <= low if open_low else value < low

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -44,7 +44,10 @@ class Job(Protocol):
     def run(self, node: world.Node) -> Any: ...
 
 
-class LaunchFailed(RuntimeError):
+AnyJob = TypeVar("AnyJob", bound=Job)
+
+
+class LaunchError(RuntimeError):
     """The ranks did not finish; says why in one line and with which exit code to leave."""
 
     def __init__(self, reason: str, code: int = EXIT_FAILED) -> None:
@@ -93,7 +96,7 @@ def start_ranks(job: Job, nodes: int, options: JoinOptions) -> dict[int, Any]:
         except ChildFailedError as error:
             raise _first_failure(meeting, error) from None
         except (KeyboardInterrupt, SignalException):
-            raise LaunchFailed(f"interrupted; {nodes} ranks stopped", EXIT_INTERRUPTED) from None
+            raise LaunchError(f"interrupted; {nodes} ranks stopped", EXIT_INTERRUPTED) from None
 
 
 def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) -> Any:
@@ -111,7 +114,7 @@ def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) ->
     return _as_rank(lambda: job, lambda _: options, note, store)
 
 
-def be_rank(prepare: Callable[[], Job], options: Callable[[Job], JoinOptions]) -> Any:
+def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptions]) -> Any:
     """Be the rank that torchrun or srun started. `prepare` may raise `ConfigError`, on one rank or on all."""
 
     def say(rank: int, error: BaseException) -> None:
@@ -126,8 +129,8 @@ def be_rank(prepare: Callable[[], Job], options: Callable[[Job], JoinOptions]) -
 
 
 def _as_rank(
-    prepare: Callable[[], Job],
-    options: Callable[[Job], JoinOptions],
+    prepare: Callable[[], AnyJob],
+    options: Callable[[AnyJob], JoinOptions],
     tell: Callable[[int, BaseException], None],
     store: dist.Store | None,
 ) -> Any:
@@ -156,17 +159,17 @@ def _as_rank(
         os._exit(EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_FAILED)
 
 
-def _first_failure(meeting: str, error: ChildFailedError) -> LaunchFailed:
+def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:
     """The reason behind the others: the earliest failure that is not a neighbour's absence."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in Path(meeting).glob("failure-*")]
     if not records:
         rank, failure = error.get_first_failure()
-        return LaunchFailed(f"rank {rank} ended without a word ({failure.signal_name()}, exit code {failure.exitcode})")
+        return LaunchError(f"rank {rank} ended without a word ({failure.signal_name()}, exit code {failure.exitcode})")
     first = min(records, key=lambda record: (record["kind"] == "PeerError", record["time"]))
     if "traceback" in first:
         print(first["traceback"], file=sys.stderr)
-        return LaunchFailed(f"rank {first['rank']}: {first['kind']}: {first['reason']}")
-    return LaunchFailed(first["reason"], EXIT_BAD_INPUT if first["kind"] == "ConfigError" else EXIT_FAILED)
+        return LaunchError(f"rank {first['rank']}: {first['kind']}: {first['reason']}")
+    return LaunchError(first["reason"], EXIT_BAD_INPUT if first["kind"] == "ConfigError" else EXIT_FAILED)
 
 
 def _one_line(error: BaseException) -> str:

@@ -69,9 +69,7 @@ def dsgd(
         yield State(t + 1, theta)
 
 
-def allreduce(
-    problem: StackedProblem, weights: Weights, plan: Strategy, lr: float, iterations: int
-) -> Iterator[State]:
+def allreduce(problem: StackedProblem, weights: Weights, plan: Strategy, lr: float, iterations: int) -> Iterator[State]:
     """theta' = theta - alpha 1/n sum_i lambda_i g_i from the strategy's average of the starts."""
     everywhere = np.ones_like(_column(weights, problem.start))
     theta = everywhere * _weighted_sum(plan.average_weights, problem.start)
@@ -103,10 +101,16 @@ def states(
 
 def network_metrics(state: State, problem: StackedProblem, weights: Weights, plan: Strategy) -> dict[str, Any]:
     """What rank 0 would report: means under lambda, network average, consensus and tracking residual."""
-    means = {name: _weighted_sum(weights / weights.size, values) for name, values in problem.measure(state.theta).items()}
+    means = {
+        name: _weighted_sum(weights / weights.size, values) for name, values in problem.measure(state.theta).items()
+    }
     average = _weighted_sum(plan.average_weights, state.theta)
     deviation = ((state.theta - average) ** 2).sum(-1)
-    metrics = {"means": means, "average": average, "consensus": np.sqrt(_weighted_sum(weights / weights.size, deviation))}
+    metrics = {
+        "means": means,
+        "average": average,
+        "consensus": np.sqrt(_weighted_sum(weights / weights.size, deviation)),
+    }
     if state.tracker is not None and state.gradient is not None:
         error = state.tracker - _column(plan.gradient_scale, state.gradient) * state.gradient
         metrics["tracking_residual"] = np.linalg.norm(_weighted_sum(plan.average_weights, error), axis=-1)

@@ -1,7 +1,7 @@
 """Who am I, where, on which device, over which backend: the only place that reads the environment.
 
-    with dgt.join() as node:        # inside torchrun, srun or dgt's own launcher; alone it is a network of one
-        print(node.rank, node.size, node.device)
+with dgt.join() as node:        # inside torchrun, srun or dgt's own launcher; alone it is a network of one
+    print(node.rank, node.size, node.device)
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def detect(environ: Mapping[str, str]) -> Placement:
             return Placement("torchrun", rank, size, int(environ.get("LOCAL_RANK", rank)), local_size)
         if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
             rank, size = int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"])
-            local_size = _tasks_on_node(environ.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(environ["SLURM_NODEID"]))
+            local_size = _tasks_on_node(
+                environ.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(environ["SLURM_NODEID"])
+            )
             return Placement("srun", rank, size, int(environ["SLURM_LOCALID"]), local_size)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"the launcher's environment is incomplete: {error}") from None
@@ -151,7 +153,10 @@ def join(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=store, rank=placement.rank, world_size=placement.size, timeout=patience)
     try:
-        yield _settle(placement, backend, device, timeout)
+        node = _settle(placement, backend, device, timeout)
+        yield node
+        # together: a connection closed early takes with it what a slower neighbour has not read yet
+        node.barrier()
     finally:
         dist.destroy_process_group()
 
@@ -169,7 +174,7 @@ def _settle(placement: Placement, backend: str, device: str, timeout: float) -> 
         torch.cuda.set_device(own)
     if node.backend == "nccl":
         group = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout), device_id=own)
-        assert group is not None
+        assert isinstance(group, dist.ProcessGroup)
         node.data = group
         # nccl wants all ranks in its first operation; batches of neighbours come later
         dist.barrier(group=group)

@@ -40,7 +40,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer):
         self.gradient = self.flat.like()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of this node, in step with its neighbours."""
         loss = None
         if closure is not None:

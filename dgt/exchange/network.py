@@ -42,7 +42,9 @@ class Network:
     ) -> None:
         check_range("laziness", laziness, 0, 1, open_low=True, open_high=True)
         if graph.number_of_nodes() != node.size:
-            raise ConfigError(f"world size {node.size}: the graph has {graph.number_of_nodes()} nodes; start one rank per node")
+            raise ConfigError(
+                f"world size {node.size}: the graph has {graph.number_of_nodes()} nodes; start one rank per node"
+            )
         graphs.check(graph)
         weights = node_weights.normalise(np.asarray(weights, dtype=np.float64), node.size)
         agree(node, network_facts(graph, weights, strategy, laziness))

@@ -49,7 +49,7 @@ class Transport:
         """Start sending `buffer` to all neighbours; it must not change before `Pending.finish`."""
         staged = self._stage(kind, buffer)
         inbox = self._inboxes.get(kind)
-        if inbox is None or inbox[:1] and inbox[0].shape != staged.shape:
+        if inbox is None or (inbox[:1] and inbox[0].shape != staged.shape):
             inbox = self._inboxes[kind] = [self._empty_like(staged) for _ in self.peers]
         start = self._post_batch if self._uses_nccl(staged) else self._post_tagged
         receives, sends = start(KINDS.index(kind), step, staged, inbox)

@@ -1,7 +1,7 @@
 """Topologies: undirected, connected, simple networkx graphs on the nodes 0..n-1.
 
-    graph = dgt.graphs.grid(16)          # or any connected networkx.Graph of your own
-    graph = dgt.graphs.from_edge_list("edges.txt", 16)
+graph = dgt.graphs.grid(16)          # or any connected networkx.Graph of your own
+graph = dgt.graphs.from_edge_list("edges.txt", 16)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def grid(n: int) -> nx.Graph:
     The paper's text says periodic, but its table of spectral gaps is that of the non-periodic grid;
     `torus` is the periodic one.
     """
-    rows, columns = _most_square(n)
+    _, columns = _most_square(n)
     right = ((i, i + 1) for i in range(n) if (i + 1) % columns)
     down = ((i, i + columns) for i in range(n - columns))
     return _simple(n, [*right, *down])
@@ -42,7 +42,7 @@ def grid(n: int) -> nx.Graph:
 
 def torus(n: int) -> nx.Graph:
     """The grid with periodic boundaries."""
-    rows, columns = _most_square(n)
+    _, columns = _most_square(n)
     right = ((i, i - i % columns + (i + 1) % columns) for i in range(n))
     down = ((i, (i + columns) % n) for i in range(n))
     return _simple(n, [*right, *down])
@@ -65,7 +65,7 @@ def erdos_renyi(n: int, probability: float | None = None, seed: int = 0, tries: 
 
     def draw(random: np.random.Generator) -> nx.Graph:
         below = np.argwhere(np.triu(random.random((n, n)) < p, k=1))
-        return _simple(n, map(tuple, below.tolist()))
+        return _simple(n, ((i, j) for i, j in below.tolist()))
 
     return _until_connected(draw, seed, tries, f"erdos_renyi with topology.probability={p:g}, nodes={n}")
 
@@ -77,7 +77,8 @@ def geometric(n: int, radius: float = 0.3, seed: int = 0, tries: int = 1000) -> 
     def draw(random: np.random.Generator) -> nx.Graph:
         points = random.random((n, 2))
         distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
-        return _simple(n, map(tuple, np.argwhere(np.triu(distances <= radius, k=1)).tolist()))
+        close = np.argwhere(np.triu(distances <= radius, k=1))
+        return _simple(n, ((i, j) for i, j in close.tolist()))
 
     return _until_connected(draw, seed, tries, f"geometric with topology.radius={radius:g}, nodes={n}")
 
@@ -98,7 +99,7 @@ def from_edge_list(path: str | Path, n: int) -> nx.Graph:
         i, j = map(int, words)
         if max(i, j) >= n or i == j:
             raise ConfigError(
-                f"topology.path={path}, line {number}: '{line.strip()}' must join two different nodes between 0 and {n - 1}"
+                f"topology.path={path}, line {number}: '{line.strip()}' must join two different nodes from 0 to {n - 1}"
             )
         edges.append((i, j))
     return check(_simple(n, edges), f"topology.path={path}")
@@ -115,7 +116,14 @@ def from_config(config: TopologyConfig, weights: Weights) -> nx.Graph:
         return build_graph_from_weights(weights, config.avg_degree, config.seed)
     if config.name == "file":
         return from_edge_list(config.path or "", n)
-    plain = {"ring": ring, "grid": grid, "torus": torus, "exponential": exponential, "complete": complete, "star": star}
+    plain = {
+        "ring": ring,
+        "grid": grid,
+        "torus": torus,
+        "exponential": exponential,
+        "complete": complete,
+        "star": star,
+    }
     return plain[config.name](n)
 
 
@@ -131,7 +139,9 @@ def check(graph: nx.Graph, label: str = "graph") -> nx.Graph:
     pieces = list(nx.connected_components(graph))
     if len(pieces) > 1:
         first, second = (min(piece) for piece in pieces[:2])
-        raise ConfigError(f"{label}: not connected ({len(pieces)} pieces); no path joins node {first} and node {second}")
+        raise ConfigError(
+            f"{label}: not connected ({len(pieces)} pieces); no path joins node {first} and node {second}"
+        )
     return graph
 
 

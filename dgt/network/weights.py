@@ -1,7 +1,7 @@
 """Node weights lambda: lambda_i > 0 is node i's share of the global loss, and sum_i lambda_i = n.
 
-    weights = dgt.weights.named("A")            # the paper's vectors
-    weights = dgt.weights.normalise([3, 1, 2])  # your own, scaled to sum n
+weights = dgt.weights.named("A")            # the paper's vectors
+weights = dgt.weights.normalise([3, 1, 2])  # your own, scaled to sum n
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def from_config(config: WeightsConfig, nodes: int | None, data_sizes: Sequence[i
         weights = named(config.name)
     if nodes is not None and weights.size != nodes:
         label = config.path if config.name == "file" else config.name
-        raise ConfigError(f"nodes={nodes}: weights {label} has {weights.size} entries; leave nodes out or use nodes={weights.size}")
+        raise ConfigError(
+            f"nodes={nodes}: weights {label} has {weights.size} entries; leave nodes out or use nodes={weights.size}"
+        )
     return weights
 
 

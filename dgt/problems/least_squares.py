@@ -32,7 +32,7 @@ def uniforms(seed: int, stream: int, chunk: int, nodes: range, count: int) -> Ar
     blocks = -(-count // 4)  # Philox makes four numbers per counter value
     generator = np.random.Philox(key=seed, counter=[nodes.start * blocks, chunk, stream, 0])
     raw = generator.random_raw(len(nodes) * blocks * 4).reshape(len(nodes), blocks * 4)[:, :count]
-    return ((raw >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
+    return ((raw >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
 
 
 def gaussians(seed: int, stream: int, chunk: int, nodes: range, count: int) -> Array:
@@ -124,7 +124,7 @@ class LeastSquaresProblem:
         self.copies = len(seeds)
         start = torch.from_numpy(self.local.start[0]).to(dtype=dtype, device=device)
         self.theta = torch.nn.Parameter(start)
-        self.model = torch.nn.ParameterDict({"theta": self.theta})
+        self.model: torch.nn.Module = torch.nn.ParameterDict({"theta": self.theta})
 
     def _position(self) -> Array:
         return self.theta.detach().cpu().double().numpy()[None]

@@ -13,7 +13,9 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
     widths = [max(len(line[k]) for line in cells) for k in range(len(names))]
     numeric = [all(_is_number(line[k]) for line in cells[1:] if line[k]) for k in range(len(names))]
     lines = [
-        "  ".join(text.rjust(w) if right else text.ljust(w) for text, w, right in zip(line, widths, numeric, strict=True)).rstrip()
+        "  ".join(
+            text.rjust(w) if right else text.ljust(w) for text, w, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
         for line in cells
     ]
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])

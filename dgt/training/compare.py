@@ -42,7 +42,16 @@ class CompareJob:
                        progress: Progress = progress) -> None:  # fmt: skip
                 for k, seed in enumerate(self.seeds):
                     values = [repr(float(metrics[name][k])) if name in metrics else "" for name in COLUMNS]
-                    rows.append([config.weights.name, config.topology.name, config.strategy.name, seed, iteration, *values])
+                    rows.append(
+                        [
+                            config.weights.name,
+                            config.topology.name,
+                            config.strategy.name,
+                            seed,
+                            iteration,
+                            *values,
+                        ]
+                    )
                 progress.update(iteration, {name: float(metrics[name].mean()) for name in COLUMNS if name in metrics})
 
             train(config, node, weights, graph, record, self.seeds)

@@ -55,7 +55,12 @@ Parts = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
 
 
 def _gathered(
-    node: Node, small: torch.Tensor, vectors: list[torch.Tensor], theta: torch.Tensor, share: float, copies: int
+    node: Node,
+    small: torch.Tensor,
+    vectors: list[torch.Tensor],
+    theta: torch.Tensor,
+    share: float,
+    copies: int,
 ) -> Parts:
     """Every rank hands rank 0 its numbers; the result means something there only."""
     flat = [vector.double().cpu() for vector in [*vectors, theta]]
@@ -69,7 +74,12 @@ def _gathered(
 
 
 def _summed(
-    node: Node, small: torch.Tensor, vectors: list[torch.Tensor], theta: torch.Tensor, share: float, copies: int
+    node: Node,
+    small: torch.Tensor,
+    vectors: list[torch.Tensor],
+    theta: torch.Tensor,
+    share: float,
+    copies: int,
 ) -> Parts:
     """Sums across all ranks, for models too large to gather."""
     sums = [node.sum(vector) for vector in vectors]

@@ -25,7 +25,12 @@ class TrainingError(RuntimeError):
 
 
 def train(
-    config: Config, node: Node, weights: Weights, graph: nx.Graph, record: Record, seeds: Sequence[int] | None = None
+    config: Config,
+    node: Node,
+    weights: Weights,
+    graph: nx.Graph,
+    record: Record,
+    seeds: Sequence[int] | None = None,
 ) -> None:
     """Train this node; rank 0 calls `record(iteration, metrics)` with the network's metrics at each evaluation.
 
@@ -51,7 +56,6 @@ def train(
             problem.backward(iteration)
             optimizer.step()
     optimizer.drain()
-    node.barrier()
 
 
 class Clock:

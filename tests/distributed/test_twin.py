@@ -18,7 +18,18 @@ from dgt.training.trainer import train
 from dgt.world import Node, Placement
 from tests.distributed.ranks import run_ranks
 
-TOPOLOGIES = ["ring", "grid", "torus", "exponential", "erdos_renyi", "geometric", "complete", "star", "tailored", "file"]
+TOPOLOGIES = [
+    "ring",
+    "grid",
+    "torus",
+    "exponential",
+    "erdos_renyi",
+    "geometric",
+    "complete",
+    "star",
+    "tailored",
+    "file",
+]
 PAPER_A = [0.3, 0.8, 1.0, 0.9, 0.7, 1.0, 2, 2.2, 1.2, 1.4, 0.8, 0.5, 1.5, 0.6, 0.6, 0.5]
 
 
@@ -34,7 +45,14 @@ class TrainAll:
         for config in self.configs:
             weights, graph = network_of(config, node.placement)
             rows: list[tuple[int, dict]] = []
-            train(config, node, weights, graph, lambda t, metrics, rows=rows: rows.append((t, metrics)), self.seeds)
+            train(
+                config,
+                node,
+                weights,
+                graph,
+                lambda t, metrics, rows=rows: rows.append((t, metrics)),
+                self.seeds,
+            )
             self.records.append(rows)
         return self.records
 
@@ -77,7 +95,10 @@ def config_for(topology: str, nodes: int, path: str, **changes: Any) -> Config:
         "eval_every": 1,
         "seed": 3,
     }
-    groups = {"strategy": {"name": changes.pop("strategy", "II")}, "algorithm": {"name": changes.pop("algorithm", "gradient_tracking")}}
+    groups = {
+        "strategy": {"name": changes.pop("strategy", "II")},
+        "algorithm": {"name": changes.pop("algorithm", "gradient_tracking")},
+    }
     return dataclasses.replace(Config.from_dict(groups), **{**base, **changes})
 
 
@@ -104,7 +125,8 @@ def test_two_messages_per_step_equal_the_twin_with_overlap_on_and_off(overlap: b
     """Models above 64 KiB send parameters and tracker apart; the tracker travels during the next gradient."""
     wide = LeastSquaresConfig(dimension=5000)
     configs = [
-        config_for("exponential", 5, "", strategy=name, problem=wide, overlap=overlap, iterations=6) for name in STRATEGIES
+        config_for("exponential", 5, "", strategy=name, problem=wide, overlap=overlap, iterations=6)
+        for name in STRATEGIES
     ]
     for config, rows in zip(configs, run_ranks(TrainAll(configs), 5)[0], strict=True):
         assert_same(rows, twin(config), config)

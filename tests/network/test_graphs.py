@@ -63,7 +63,7 @@ def test_edge_list_file(tmp_path) -> None:
         ("0 1\n2 3", "not connected"),
         ("0 1 5", "line 1: '0 1 5' is not an edge"),
         ("0 1\na b", "line 2"),
-        ("0 4", "between 0 and 3"),
+        ("0 4", "from 0 to 3"),
         ("1 1", "two different nodes"),
     ],
 )

@@ -31,7 +31,9 @@ def test_stationarity_rows_and_detailed_balance(network: tuple[list[float], str,
 
 @settings(deadline=None)
 @given(networks)
-def test_uniform_weights_give_a_symmetric_doubly_stochastic_matrix(network: tuple[list[float], str, float]) -> None:
+def test_uniform_weights_give_a_symmetric_doubly_stochastic_matrix(
+    network: tuple[list[float], str, float],
+) -> None:
     values, topology, laziness = network
     W = mixing_matrix(getattr(graphs, topology)(len(values)), np.ones(len(values)), laziness).toarray()
     assert np.array_equal(W, W.T)
@@ -61,5 +63,5 @@ def test_strategies_put_lambda_in_one_place_only() -> None:
     # both aim at the same problem: pi_i G_i = lambda_i / n
     for plan in (one, two):
         assert plan.average_weights * plan.gradient_scale == pytest.approx(vector / 16)
-    with pytest.raises(ConfigError, match="strategy=III: .*allowed: I, II"):
+    with pytest.raises(ConfigError, match=r"strategy=III: .*allowed: I, II"):
         strategy("III", vector)

@@ -61,7 +61,10 @@ def test_files_hold_numbers_in_any_common_form(tmp_path) -> None:
         assert weights.from_file(tmp_path / name) == pytest.approx([0.5, 1.0, 1.5])
 
 
-@pytest.mark.parametrize(("content", "words"), [("1 two", "not a list of numbers"), ("1 -2", "node 1 has -2"), ("", "at least one")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("1 two", "not a list of numbers"), ("1 -2", "node 1 has -2"), ("", "at least one")],
+)
 def test_bad_files_are_named(tmp_path, content: str, words: str) -> None:
     path = tmp_path / "w.txt"
     path.write_text(content)

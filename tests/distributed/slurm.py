@@ -1,0 +1,126 @@
+"""A throw-away Slurm cluster on this machine, as root and without systemd: real munged, slurmctld and slurmd.
+
+Several slurmd run on one host, each with a name and a port of its own. Everything lives below one directory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+CONF = """\
+ClusterName=throwaway
+SlurmctldHost=localhost
+SlurmctldPort={port}
+AuthInfo=socket={top}/munge.sock
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={top}/state
+SlurmdSpoolDir={top}/spool-%n
+SlurmctldPidFile={top}/slurmctld.pid
+SlurmdPidFile={top}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+MailProg=/bin/true
+ReturnToService=2
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+KillWait=5
+NodeName=n[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMemory=4000
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class SlurmCluster:
+    """with SlurmCluster(nodes=2) as cluster: cluster.run("srun", "-N2", "hostname")"""
+
+    def __init__(self, nodes: int = 2, port: int = 17300) -> None:
+        self.nodes, self.port = nodes, port
+        # munged refuses a socket below a private directory, which pytest's tmp_path is
+        self.top = Path(tempfile.mkdtemp(prefix="dgt-slurm-"))
+        self.top.chmod(0o755)
+        self.environment = dict(os.environ, SLURM_CONF=str(self.top / "slurm.conf"))
+        self._daemons: list[subprocess.Popen] = []
+
+    def __enter__(self) -> SlurmCluster:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        top, port = self.top, self.port
+        (top / "state").mkdir()
+        text = CONF.format(top=top, port=port, nodes=self.nodes, first=port + 1, last=port + self.nodes)
+        (top / "slurm.conf").write_text(text)
+        # slurmd insists on a cgroup plugin; v1 with linuxproc tracking never touches the cgroup file system
+        (top / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        key = top / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        files = {
+            "key-file": key,
+            "socket": top / "munge.sock",
+            "pid-file": top / "munged.pid",
+            "seed-file": top / "seed",
+        }
+        self._daemon(
+            "munged",
+            "--foreground",
+            f"--log-file={top}/munged.log",
+            *(f"--{k}={v}" for k, v in files.items()),
+        )
+        self._until(lambda: (top / "munge.sock").exists(), "munged")
+        self._daemon("slurmctld", "-D", "-i")
+        for number in range(1, self.nodes + 1):
+            (top / f"spool-n{number}").mkdir()
+            self._daemon("slurmd", "-D", "-N", f"n{number}")
+        self._until(
+            lambda: self.run("sinfo", "-h", "-N", "-o", "%T").stdout.split().count("idle") == self.nodes,
+            "slurmd",
+        )
+
+    def _daemon(self, *arguments: str) -> None:
+        log = (self.top / f"{arguments[0]}-{len(self._daemons)}.log").open("w")
+        path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+        self._daemons.append(
+            subprocess.Popen(
+                arguments,
+                env={**self.environment, "PATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        )
+
+    def _until(self, ready, what: str, seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not ready():
+            logs = "\n".join(path.read_text()[-500:] for path in self.top.glob("*.log"))
+            assert time.monotonic() < deadline, f"{what} did not start:\n{logs}"
+            time.sleep(0.1)
+
+    def run(self, *arguments: str, timeout: float = 60, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(arguments, env=self.environment, capture_output=True, text=True, timeout=timeout, cwd=cwd)
+
+    def __exit__(self, *_: object) -> None:
+        if len(self._daemons) > 1:
+            self.run("scancel", "-f", "-u", "root")
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+        for daemon in self._daemons:
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait(10)
+        shutil.rmtree(self.top, ignore_errors=True)

@@ -1,0 +1,295 @@
+"""The commands as a user types them: real processes, real signals, real exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.distributed.ranks import DGT, TORCHRUN, command
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def records(run_dir: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below `pid`, however deep."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+    found, frontier = set(), {pid}
+    while frontier:
+        frontier = {child for child, parent in parents.items() if parent in frontier} - found
+        found |= frontier
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    running = set()
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                running.add(pid)
+        except OSError:
+            continue
+    return running
+
+
+@pytest.mark.heavy
+def test_torchrun_and_dgt_write_identical_metrics(tmp_path: Path) -> None:
+    arguments = ["train", "weights=A", "topology=exponential", "strategy=II"]
+    ours = command([*DGT, *arguments, "run_dir=ours"], tmp_path)
+    assert ours.returncode == 0, ours.stderr
+    theirs = command([*TORCHRUN, "--nproc-per-node", "16", "-m", "dgt", *arguments, "run_dir=theirs"], tmp_path, 180)
+    assert theirs.returncode == 0, theirs.stderr
+    assert records(tmp_path / "ours") == records(tmp_path / "theirs")
+    assert len(records(tmp_path / "ours")) == 101
+    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "summary.json",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
+    assert theirs.stdout.count("iteration 0/300") == 1, "only rank 0 speaks"
+
+
+def test_a_run_directory_holds_config_metrics_and_summary(tmp_path: Path) -> None:
+    done = command([*DGT, "train", "weights=[1,2,3]", "iterations=7", "eval_every=2", "logger=tensorboard"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert f"run directory  runs/{run.name}" in done.stdout
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["weights"] == {"name": "list", "values": [1.0, 2.0, 3.0]}
+    assert config["strategy"] == {"name": "II"}
+    rows = records(run)
+    assert [row["iteration"] for row in rows] == [0, 2, 4, 6, 7]
+    assert set(rows[-1]) == {
+        "iteration", "loss", "grad_norm", "distance", "consensus", "tracking_residual", "bytes_sent",
+    }  # fmt: skip
+    # a ring of three: two neighbours, one message of z and y each, ten doubles; handshake 2 doubles
+    assert rows[-1]["bytes_sent"] == 3 * 2 * (7 * 2 * 10 * 8 + 2 * 8)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["final"]["iteration"] == 7
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_a_sweep_makes_one_run_directory_per_combination(tmp_path: Path) -> None:
+    done = command(
+        [
+            *DGT,
+            "train",
+            "-m",
+            "strategy=I,II",
+            "topology=ring,star",
+            "nodes=3",
+            "weights=uniform",
+            "iterations=3",
+        ],
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    runs = [yaml.safe_load((run / "config.yaml").read_text()) for run in (tmp_path / "runs").iterdir()]
+    assert {(run["strategy"]["name"], run["topology"]["name"]) for run in runs} == {
+        ("I", "ring"), ("I", "star"), ("II", "ring"), ("II", "star"),
+    }  # fmt: skip
+    assert "Strategy" not in done.stderr
+
+
+def test_json_output_is_json_and_nothing_else(tmp_path: Path) -> None:
+    done = command([*DGT, "train", "nodes=2", "weights=uniform", "iterations=2", "--json"], tmp_path)
+    assert json.loads(done.stdout)["final"]["iteration"] == 2
+    cells = json.loads(command([*DGT, "gaps", "--json"], tmp_path).stdout)
+    assert {"nodes": 16, "topology": "ring", "weights": "uniform"}.items() <= cells[1].items()
+    assert cells[1]["gap"] == pytest.approx(0.0533, abs=1e-4)
+
+
+EDGES = "0 1\n2 3\n"
+BAD = [
+    (["topology=rnig"], "topology=rnig: did you mean ring"),
+    (["weights=[1,-1]"], "node 1 has -1"),
+    (["topology=file", "topology.path=edges.txt", "nodes=4", "weights=uniform"], "edges.txt: not connected"),
+    (["lr=-1"], "lr=-1.0: must be above 0"),
+    (["nodes=8"], "nodes=8: weights A has 16 entries"),
+    (["run_dir=full"], "run_dir=full: already holds a run"),
+    (["backend=nccl", "nodes=2", "weights=uniform"], "rank 0 has no GPU"),
+    (["topology=geometric", "topology.radius=0.001"], "no connected graph in 1000 draws"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), BAD)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, overrides: list[str], words: str) -> None:
+    (tmp_path / "edges.txt").write_text(EDGES)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "metrics.jsonl").write_text("{}\n")
+    done = command([*DGT, "train", *overrides], tmp_path, 60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("dgt: error: ")
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert (tmp_path / "full" / "metrics.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides", "words"),
+    [
+        (3, ["weights=A"], "world size 3: this network has 16 nodes"),
+        (2, ["topology=rnig"], "topology=rnig: did you mean ring"),
+        (2, ["weights=[1,-1]"], "node 1 has -1"),
+    ],
+)
+def test_bad_input_under_torchrun_is_said_once_by_rank_0(
+    tmp_path: Path, ranks: int, overrides: list[str], words: str
+) -> None:
+    done = command([*TORCHRUN, "--nproc-per-node", str(ranks), "-m", "dgt", "train", *overrides], tmp_path, 90)
+    said = [line for line in done.stderr.splitlines() if line.startswith("dgt: error: ")]
+    assert done.returncode != 0
+    assert len(said) == 1
+    assert words in said[0]
+    assert "Traceback (most recent call last):\n  File" not in done.stderr.split("torch.distributed")[0]
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ("seed=1", "ranks disagree on seed: 0 on ranks 0, 1; 1 on rank 2"),
+        ("strategy=I", "ranks disagree on strategy: II on ranks 0, 1; I on rank 2"),
+        ("lr=0.5", "ranks disagree on lr"),
+        ("topology=star", "ranks disagree on graph"),
+        ("weights=[1,2,3]", "ranks disagree on weights"),
+        ("lr=fast", "ranks disagree on start: ready on ranks 0, 1; lr=fast: must be a number on rank 2"),
+    ],
+)
+def test_ranks_started_differently_end_with_one_line(tmp_path: Path, odd: str, words: str) -> None:
+    """Every rank is its own command here, as on a cluster where one host has an old script."""
+    script = 'if [ "$RANK" = 2 ]; then exec "$0" -m dgt train "$@" ODD; else exec "$0" -m dgt train "$@"; fi'.replace(
+        "ODD", odd
+    )
+    base = ["nodes=3", "weights=[1,1,1]", "iterations=5"]
+    done = command(
+        [*TORCHRUN, "--nproc-per-node", "3", "--no-python", "bash", "-c", script, DGT[0], *base], tmp_path, 90
+    )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if line.startswith("dgt: error: ")]
+    assert done.returncode != 0
+    assert len(said) == 1
+    assert words in said[0]
+
+
+def test_divergence_is_told_once_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    done = command(
+        [
+            *DGT,
+            "train",
+            "lr=50",
+            "iterations=3000",
+            "eval_every=100",
+            "nodes=3",
+            "weights=uniform",
+            "run_dir=r",
+        ],
+        tmp_path,
+    )
+    assert done.returncode == 1
+    assert re.search(r"dgt: error: the loss is not finite at iteration \d+: lr=50 is too large", done.stderr)
+    assert records(tmp_path / "r")[0]["iteration"] == 0
+
+
+def start_long_run(tmp_path: Path) -> tuple[subprocess.Popen, set[int]]:
+    """A run that would take hours, once its ranks are training."""
+    arguments = [*DGT, "train", "weights=A", "iterations=10000000", "eval_every=10", "run_dir=long"]
+    process = subprocess.Popen(
+        arguments,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    metrics = tmp_path / "long" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert time.monotonic() < deadline, "the ranks did not start"
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.1)
+    pids = descendants(process.pid)
+    assert len(pids) >= 16
+    return process, pids
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("whom", ["terminal", "launcher only"])
+def test_ctrl_c_ends_all_ranks_quietly(tmp_path: Path, whom: str) -> None:
+    process, pids = start_long_run(tmp_path)
+    if whom == "terminal":
+        os.killpg(process.pid, signal.SIGINT)  # a terminal signals the whole foreground group
+    else:
+        process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert stderr.strip() == "dgt: interrupted; 16 ranks stopped"
+    time.sleep(0.5)
+    assert not alive(pids)
+
+
+@pytest.mark.heavy
+def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    process, pids = start_long_run(tmp_path)
+    process.kill()
+    process.communicate(timeout=20)
+    deadline = time.monotonic() + 5
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(pids)
+
+
+@pytest.mark.heavy
+def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    process, pids = start_long_run(tmp_path)
+    ranks = sorted(pid for pid in pids if len(descendants(pid)) == 0)
+    os.kill(ranks[len(ranks) // 2], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert re.match(r"dgt: error: (node \d+: neighbour \d+ is gone|rank \d+ ended)", stderr)
+    assert stderr.count("\n") == 1
+    time.sleep(0.5)
+    assert not alive(pids)
+
+
+def test_compare_writes_csv_table_and_figure(tmp_path: Path) -> None:
+    done = command(
+        [*DGT, "compare", "weights=[1,2,3,4]", "topology=ring,star", "seeds=3", "iterations=30", "run_dir=c"],
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "c" / "compare.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * 3 * 11
+    assert lines[0].startswith("weights,topology,strategy,seed,iteration,")
+    assert "Strategy II is at or below Strategy I in" in done.stdout
+    for name in ("compare.png", "compare.pdf"):
+        assert (tmp_path / "c" / "figures" / name).stat().st_size > 5000
+    again = command([*DGT, "compare", "seeds=0"], tmp_path)
+    assert again.returncode == 2
+    assert "seeds=0: must be a count above 0" in again.stderr
+
+
+def test_help_lists_choices_and_settings(tmp_path: Path) -> None:
+    for name in ("train", "compare", "gaps"):
+        text = command([*DGT, name, "--help"], tmp_path).stdout
+        assert "example: dgt" in text
+    text = command([*DGT, "train", "--help"], tmp_path).stdout
+    for word in ("tailored", "gradient_tracking", "eval_every", "uniform"):
+        assert word in text

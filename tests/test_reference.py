@@ -1,0 +1,67 @@
+"""The twin by itself: what the equations promise."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from dgt import reference
+from dgt.config import LeastSquaresConfig
+from dgt.network import graphs, weights
+from dgt.network.mixing import mixing_matrix, strategy
+from dgt.problems.least_squares import LeastSquares
+
+
+def last(states: Iterator[reference.State]) -> reference.State:
+    return list(states)[-1]
+
+
+def run(
+    name: str,
+    vector: np.ndarray,
+    algorithm: str = "gradient_tracking",
+    noise: float = 0.0,
+    iterations: int = 800,
+):
+    problem = LeastSquares(LeastSquaresConfig(noise=noise), [0], range(vector.size))
+    graph = graphs.exponential(vector.size)
+    return problem, reference.states(
+        algorithm, problem, graph, vector, name, laziness=0.3, lr=0.02, iterations=iterations
+    )
+
+
+@pytest.mark.parametrize("name", ["I", "II"])
+def test_noise_free_tracking_reaches_the_optimum_and_dsgd_does_not(name: str) -> None:
+    vector = weights.named("A")
+    problem, states = run(name, vector)
+    optimum = problem.optimum(vector)
+    assert np.abs(last(states).theta - optimum).max() < 1e-8
+    assert np.abs(last(run(name, vector, "dsgd")[1]).theta - optimum).max() > 1e-2
+    assert np.abs(last(run(name, vector, "allreduce")[1]).theta - optimum).max() < 1e-8
+
+
+@pytest.mark.parametrize("name", ["I", "II"])
+def test_tracking_invariant_holds_at_every_iteration(name: str) -> None:
+    vector = weights.named("B")
+    problem, states = run(name, vector, noise=1.0, iterations=100)
+    plan = strategy(name, vector)
+    for state in states:
+        metrics = reference.network_metrics(state, problem, vector, plan)
+        assert metrics.get("tracking_residual", np.zeros(1)).max() < 1e-10
+
+
+def test_tracking_residual_sees_a_lost_gradient() -> None:
+    """A tracker that forgets the last gradient on one node breaks the invariant for good."""
+    vector = weights.named("B")
+    problem, states = run("II", vector, noise=1.0, iterations=5)
+    state = last(states)
+    state.tracker[3] += 0.1
+    assert reference.network_metrics(state, problem, vector, strategy("II", vector))["tracking_residual"].max() > 1e-3
+
+
+def test_sending_z_and_y_is_the_same_as_sending_theta_and_y() -> None:
+    """W (theta - alpha y) against W theta - alpha W y, the paper's two ways to write the update."""
+    vector = weights.named("A")
+    W = mixing_matrix(graphs.ring(16), vector)
+    theta, y = np.random.default_rng(0).normal(size=(2, 16, 10))
+    assert np.allclose(W @ (theta - 0.02 * y), W @ theta - 0.02 * (W @ y), atol=1e-14)
