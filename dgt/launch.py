@@ -8,14 +8,15 @@ the rank. Either way the same few lines decide how a failure is told: one line, 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -73,8 +74,7 @@ class JoinOptions:
 def start_ranks(job: Job, nodes: int, options: JoinOptions) -> dict[int, Any]:
     """Start `nodes` ranks on this host, run the job on each, return what each returned."""
     world.prepare_children()
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told below, in one line
+    logging.disable(logging.CRITICAL)  # the elastic launcher is talkative; failures are told below, in one line
     multiprocessing.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
         launch = LaunchConfig(
@@ -97,6 +97,8 @@ def start_ranks(job: Job, nodes: int, options: JoinOptions) -> dict[int, Any]:
             raise _first_failure(meeting, error) from None
         except (KeyboardInterrupt, SignalException):
             raise LaunchError(f"interrupted; {nodes} ranks stopped", EXIT_INTERRUPTED) from None
+        finally:
+            logging.disable(logging.NOTSET)
 
 
 def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) -> Any:
@@ -177,11 +179,20 @@ def _one_line(error: BaseException) -> str:
 
 
 def _die_with_launcher(launcher: int) -> None:
-    """Linux: a rank whose forkserver is gone is killed, and the forkserver goes with the launcher."""
-    with contextlib.suppress(OSError, AttributeError):
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    try:
-        os.kill(launcher, 0)
-    except ProcessLookupError:
+    """End this rank when the launcher is gone, however it went.
+
+    A parent-death signal would not do: the parent is the forkserver, which lives as long as any rank does.
+    """
+
+    def watch() -> None:
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(ProcessLookupError):
+                select.select([os.pidfd_open(launcher)], [], [])
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                while True:
+                    os.kill(launcher, 0)
+                    time.sleep(1)
         os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -103,10 +103,22 @@ def figure(curves: Curves, path: str | Path) -> None:
         axes[i][0].set_ylabel(f"weights {weight}\nweighted gradient norm")
         for j, topology in enumerate(topologies):
             axes[i][j].grid(alpha=0.3, which="both", linewidth=0.4)
+            _magnify(axes[i][j], {name: curves[weight, topology, name] for name in STYLE})
             if i == 0:
                 axes[i][j].set_title(topology)
             if i == len(weights) - 1:
                 axes[i][j].set_xlabel("iteration")
-    axes[0][-1].legend(frameon=False, fontsize="small")
+    picture.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
     picture.savefig(path, dpi=150)
     pyplot.close(picture)
+
+
+def _magnify(panel: Any, curves: dict[str, dict[int, list[float]]]) -> None:
+    """The last two thirds again on a linear scale, where the strategies differ, with the late ratio in words."""
+    inset = panel.inset_axes((0.36, 0.36, 0.6, 0.46))
+    for name, curve in curves.items():
+        late = [iteration for iteration in sorted(curve) if iteration >= max(curve) / 3]
+        inset.plot(late, [np.mean(curve[iteration]) for iteration in late], linewidth=1.2, **STYLE[name])
+    ratio = late_mean(curves["II"]) / late_mean(curves["I"])
+    inset.set_title(f"II is {100 * abs(1 - ratio):.1f} % {'lower' if ratio < 1 else 'higher'}", fontsize="small")
+    inset.tick_params(labelsize="x-small")

@@ -62,7 +62,7 @@ def check_logger(config: Config) -> None:
 
 
 class Progress:
-    """A bar on a terminal, a few plain lines elsewhere, nothing on ranks that do not speak."""
+    """A bar on a terminal, a few plain lines elsewhere, nothing on ranks that do not speak; on standard error."""
 
     def __init__(self, total: int, label: str, speaks: bool = True, lines: int = 10) -> None:
         self._bar = tqdm(total=total, desc=label, unit="it", leave=False) if speaks and sys.stderr.isatty() else None
@@ -77,7 +77,7 @@ class Progress:
             self._bar.update(done - self._bar.n)
         elif self._speaks and (done >= self._next_line or done == self._total):
             self._next_line += self._every
-            print(f"{self._label}  iteration {done}/{self._total}  {text}", flush=True)
+            print(f"{self._label}  iteration {done}/{self._total}  {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
