@@ -8,9 +8,8 @@ with dgt.join() as node:
 from dgt.algorithms import DSGD, AllReduce, GradientTracking
 from dgt.config import Config, ConfigError
 from dgt.exchange.network import Network
-from dgt.exchange.transport import PeerError
 from dgt.network import graphs, weights
-from dgt.world import Node, join
+from dgt.world import Node, PeerError, join
 
 __all__ = [
     "DSGD", "AllReduce", "Config", "ConfigError", "GradientTracking", "Network", "Node", "PeerError", "graphs",

@@ -32,9 +32,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from dgt import world
 from dgt.config import Config, ConfigError
 from dgt.exchange.agreement import agree
-from dgt.exchange.transport import PeerError
 from dgt.training.trainer import TrainingError
 
+EXPECTED = (ConfigError, world.PeerError, TrainingError)  # told in a line; anything else with its traceback
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 PRELOAD = ["torch", "torch.distributed", "dgt.cli", "dgt.training.jobs", "dgt.training.compare"]
 
@@ -109,7 +109,7 @@ def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) ->
 
     def note(rank: int, error: BaseException) -> None:
         record = {"time": time.time(), "rank": rank, "kind": type(error).__name__, "reason": _one_line(error)}
-        if not isinstance(error, (ConfigError, PeerError, TrainingError)):
+        if not isinstance(error, EXPECTED):
             record["traceback"] = traceback.format_exc()
         (Path(meeting) / f"failure-{rank}").write_text(json.dumps(record), encoding="utf-8")
 
@@ -120,7 +120,7 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
     """Be the rank that torchrun or srun started. `prepare` may raise `ConfigError`, on one rank or on all."""
 
     def say(rank: int, error: BaseException) -> None:
-        if not isinstance(error, (ConfigError, PeerError, TrainingError)):
+        if not isinstance(error, EXPECTED):
             traceback.print_exception(error)
         elif rank == 0 or not isinstance(error, ConfigError):
             print(f"dgt: error: {_one_line(error)}", file=sys.stderr, flush=True)
@@ -162,12 +162,14 @@ def _as_rank(
 
 
 def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:
-    """The reason behind the others: the earliest failure that is not a neighbour's absence."""
+    """The reason behind the others: the earliest that is not another rank's absence, else who missed whom."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in Path(meeting).glob("failure-*")]
     if not records:
         rank, failure = error.get_first_failure()
         return LaunchError(f"rank {rank} ended without a word ({failure.signal_name()}, exit code {failure.exitcode})")
-    first = min(records, key=lambda record: (record["kind"] == "PeerError", record["time"]))
+    first = min(
+        records, key=lambda record: (record["kind"] == "PeerError", "neighbour" not in record["reason"], record["time"])
+    )
     if "traceback" in first:
         print(first["traceback"], file=sys.stderr)
         return LaunchError(f"rank {first['rank']}: {first['kind']}: {first['reason']}")

@@ -20,6 +20,15 @@ import torch.distributed as dist
 from dgt.config import ConfigError
 
 
+class PeerError(RuntimeError):
+    """Another rank did not answer in time, or its connection is gone."""
+
+
+def was_late(error: RuntimeError) -> bool:
+    """Whether gloo or nccl gave up waiting, rather than losing a connection."""
+    return "timed out" in str(error).lower() or "timeout" in str(error).lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a launcher put this process."""
@@ -118,23 +127,34 @@ class Node:
         """Every rank's tensor, stacked: [size, ...]. Start-up and evaluations only."""
         values = values.contiguous()
         rows = [torch.empty_like(values) for _ in range(self.size)]
-        dist.all_gather(rows, values, group=self.control)
+        with self._patience():
+            dist.all_gather(rows, values, group=self.control)
         return torch.stack(rows)
 
     def collect(self, values: torch.Tensor) -> torch.Tensor | None:
         """Every rank's CPU tensor, stacked, on rank 0; None elsewhere. Does not wait for the others."""
         rows = [torch.empty_like(values) for _ in range(self.size)] if self.is_main else None
-        dist.gather(values.contiguous(), rows, dst=0, group=self.control)
+        with self._patience():
+            dist.gather(values.contiguous(), rows, dst=0, group=self.control)
         return None if rows is None else torch.stack(rows)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks, in place. Start-up, evaluations and the allreduce baseline only."""
         group = self.data if values.is_cuda and self.backend == "nccl" else self.control
-        dist.all_reduce(values, group=group)
+        with self._patience():
+            dist.all_reduce(values, group=group)
         return values
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            what = f"did not answer within {self.timeout:g} s" if was_late(error) else "is gone (connection closed)"
+            raise PeerError(f"node {self.rank}: another rank {what}") from None
 
 
 @contextlib.contextmanager

@@ -17,13 +17,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from dgt.world import Node
+from dgt.world import Node, PeerError, was_late
 
 KINDS = ("parameters", "tracker", "both", "handshake")
-
-
-class PeerError(RuntimeError):
-    """A neighbour did not answer in time, or its connection is gone."""
 
 
 def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
@@ -144,6 +140,5 @@ class Pending:
             work.wait(timedelta(seconds=left))
         except RuntimeError as error:
             who = f"neighbour {peer}" if peer is not None else f"one of the neighbours {self._transport.peers}"
-            late = "imed out" in str(error) or "imeout" in str(error)
-            what = f"did not answer within {node.timeout:g} s" if late else "is gone (connection closed)"
+            what = f"did not answer within {node.timeout:g} s" if was_late(error) else "is gone (connection closed)"
             raise PeerError(f"node {node.rank}: {who} {what}; {self._kind} of iteration {self._step}") from None
