@@ -39,8 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(reason: str, code: int) -> None:
-    word = "" if code == launch.EXIT_INTERRUPTED else "error: "
-    print(f"dgt: {word}{reason}", file=sys.stderr, flush=True)
+    if world.placement().rank == 0:  # under a launcher every rank comes here with the same words
+        word = "" if code == launch.EXIT_INTERRUPTED else "error: "
+        print(f"dgt: {word}{reason}", file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 
@@ -81,8 +82,8 @@ def prepared(config: Config) -> TrainJob:
     """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
     here = world.placement()
     network_of(config, here)
-    check_logger(config)
     if here.rank == 0:
+        check_logger(config)
         config = dataclasses.replace(config, run_dir=config.run_dir or default_run_dir(config))
         check_run_dir(str(config.run_dir))
     return TrainJob(config)

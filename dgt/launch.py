@@ -31,7 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from dgt import world
 from dgt.config import Config, ConfigError
-from dgt.exchange.agreement import agree
+from dgt.exchange.agreement import share_trouble
 from dgt.training.trainer import TrainingError
 
 EXPECTED = (ConfigError, world.PeerError, TrainingError)  # told in a line; anything else with its traceback
@@ -149,9 +149,8 @@ def _as_rank(
         with world.join(
             backend=settings.backend, device=settings.device, timeout=settings.timeout, store=store
         ) as node:
-            agree(node, {"start": trouble or "ready"})
-            if job is None:
-                raise ConfigError(trouble)
+            share_trouble(node, trouble)
+            assert job is not None, "trouble was raised"
             return job.run(node)
     except Exception as error:
         tell(rank, error)

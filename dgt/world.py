@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,14 +75,25 @@ def _tasks_on_node(counts: str, node: int) -> int:
 
 def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
     """Host and port all tasks of a Slurm step agree on: its first host, a port from job and step number."""
-    if environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
-        host = "127.0.0.1"
-    else:
-        nodes = environ["SLURM_STEP_NODELIST"]
-        listing = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30)
-        host = (listing.stdout.split() or [nodes])[0]
+    host = "127.0.0.1"
+    if environ.get("SLURM_STEP_NUM_NODES", "1") != "1":
+        host = _reachable((_scontrol("hostnames", environ["SLURM_STEP_NODELIST"]).split() or [""])[0])
     number = int(environ.get("SLURM_JOB_ID", "0")) * 37 + int(environ.get("SLURM_STEP_ID", "0"))
     return host, 20000 + number % 12000
+
+
+def _reachable(node: str) -> str:
+    """The node's name where it resolves, else the address Slurm itself uses for it."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        address = re.search(r"NodeAddr=(\S+)", _scontrol("node", node))
+        return address.group(1) if address else node
+    return node
+
+
+def _scontrol(*arguments: str) -> str:
+    return subprocess.run(["scontrol", "show", *arguments], capture_output=True, text=True, timeout=30).stdout
 
 
 def choose_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:

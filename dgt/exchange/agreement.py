@@ -15,7 +15,8 @@ from dgt.config import ConfigError
 from dgt.world import Node
 
 SLOTS = 24
-NAME, TEXT, DIGEST = 24, 200, 8
+NAME, TEXT, DIGEST = 24, 60, 8
+MESSAGE = 512
 
 
 def agree(node: Node, facts: Mapping[str, str]) -> None:
@@ -33,6 +34,18 @@ def agree(node: Node, facts: Mapping[str, str]) -> None:
         rows = [bytes(row.tolist()) for row in tables[:, slot]]
         name = rows[0][:NAME].decode(errors="replace").strip("\0 ") or "configuration"
         raise ConfigError(f"ranks disagree on {name}: {_who_has_what(rows)}")
+
+
+def share_trouble(node: Node, trouble: str) -> None:
+    """Raise on every rank what any rank found wrong before joining; say where, unless it is wrong everywhere."""
+    text = torch.zeros(MESSAGE, dtype=torch.uint8)
+    said = trouble.encode()[:MESSAGE]
+    text[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else 0
+    messages = [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in node.gather(text)]
+    troubled = [rank for rank, message in enumerate(messages) if message]
+    if troubled:
+        where = "" if len(troubled) == node.size or troubled == [0] else f" (on rank {troubled[0]})"
+        raise ConfigError(messages[troubled[0]] + where)
 
 
 def _who_has_what(rows: list[bytes]) -> str:

@@ -45,7 +45,7 @@ class SlurmCluster:
         # munged refuses a socket below a private directory, which pytest's tmp_path is
         self.top = Path(tempfile.mkdtemp(prefix="dgt-slurm-"))
         self.top.chmod(0o755)
-        self.environment = dict(os.environ, SLURM_CONF=str(self.top / "slurm.conf"))
+        self.environment = dict(os.environ, SLURM_CONF=str(self.top / "slurm.conf"), GLOO_SOCKET_IFNAME="lo")
         self._daemons: list[subprocess.Popen] = []
 
     def __enter__(self) -> SlurmCluster:

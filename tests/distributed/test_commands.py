@@ -150,11 +150,14 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, overrides: list[s
         (3, ["weights=A"], "world size 3: this network has 16 nodes"),
         (2, ["topology=rnig"], "topology=rnig: did you mean ring"),
         (2, ["weights=[1,-1]"], "node 1 has -1"),
+        (2, ["weights=uniform", "run_dir=full"], "run_dir=full: already holds a run"),
     ],
 )
 def test_bad_input_under_torchrun_is_said_once_by_rank_0(
     tmp_path: Path, ranks: int, overrides: list[str], words: str
 ) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "metrics.jsonl").write_text("{}\n")
     done = command([*TORCHRUN, "--nproc-per-node", str(ranks), "-m", "dgt", "train", *overrides], tmp_path, 90)
     said = [line for line in done.stderr.splitlines() if line.startswith("dgt: error: ")]
     assert done.returncode != 0
@@ -171,7 +174,7 @@ def test_bad_input_under_torchrun_is_said_once_by_rank_0(
         ("lr=0.5", "ranks disagree on lr"),
         ("topology=star", "ranks disagree on graph"),
         ("weights=[1,2,3]", "ranks disagree on weights"),
-        ("lr=fast", "ranks disagree on start: ready on ranks 0, 1; lr=fast: must be a number on rank 2"),
+        ("lr=fast", "lr=fast: must be a number (on rank 2)"),
     ],
 )
 def test_ranks_started_differently_end_with_one_line(tmp_path: Path, odd: str, words: str) -> None:
