@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import sys
 import typing
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from dgt import compose as composing
 from dgt import launch, world
@@ -19,7 +21,7 @@ from dgt.report import compare as compare_report
 from dgt.report.tables import gap_lines, table
 from dgt.training import compare as comparison
 from dgt.training.jobs import TrainJob
-from dgt.training.logger import check_logger, check_run_dir, default_run_dir
+from dgt.training.logger import check_logger, claim_run_dir
 from dgt.training.setup import network_of
 
 DEFAULT_SEEDS = 10
@@ -27,66 +29,62 @@ DEFAULT_SEEDS = 10
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; errors are one line on standard error and exit code 2 (bad input) or 1."""
-    options = _parser().parse_args(arguments)
+    options, rest = _parser().parse_known_args(arguments)
     try:
+        unknown = next((word for word in rest if word.startswith("-")), None)
+        if unknown is not None:
+            raise ConfigError(f"{unknown}: no such option; see dgt --help")
+        options.overrides += rest  # argparse stops collecting at an option between them
         options.run(options)
     except ConfigError as error:
-        _leave(str(error), launch.EXIT_BAD_INPUT)
+        _leave(f"error: {error}", launch.EXIT_BAD_INPUT)
     except launch.LaunchError as error:
-        _leave(str(error), error.code)
+        _leave(str(error) if error.code > 128 else f"error: {error}", error.code)
     except KeyboardInterrupt:
-        _leave("interrupted", launch.EXIT_INTERRUPTED)
+        _leave("interrupted", 128 + signal.SIGINT)
 
 
-def _leave(reason: str, code: int) -> None:
-    if world.placement().rank == 0:  # under a launcher every rank comes here with the same words
-        word = "" if code == launch.EXIT_INTERRUPTED else "error: "
-        print(f"dgt: {word}{reason}", file=sys.stderr, flush=True)
+def _leave(words: str, code: int) -> NoReturn:
+    if not world.is_other_rank():  # under a launcher every rank comes here with the same words
+        print(f"dgt: {words}", file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 
 def train(options: argparse.Namespace) -> None:
     """One run, or with -m one run per combination."""
     here = world.placement()
+    show = "json" if options.json else "text"
     if here.launcher != "alone":
         if options.multirun:
             raise ConfigError(f"-m: sweeps start their own ranks; run them outside {here.launcher}")
-        launch.be_rank(lambda: _train_job(options.overrides), lambda job: JoinOptions.from_config(job.config))
+        launch.be_rank(
+            lambda: prepared(composing.compose(options.overrides), show),
+            lambda job: JoinOptions.from_config(job.config),
+        )
         return
     runs = composing.expand(options.overrides) if options.multirun else [options.overrides]
     configs = [composing.compose(overrides) for overrides in runs]  # all mistakes before the first rank starts
     if options.multirun and any(config.run_dir for config in configs):
         raise ConfigError("run_dir: each run of a sweep has its own; leave it out")
-    finished = []
+    summaries = []
     for config in configs:
-        job = prepared(config)
+        job = prepared(config, "nothing" if options.multirun and options.json else show)
         weights, _ = network_of(job.config, here)
         launch.start_ranks(job, int(weights.size), JoinOptions.from_config(job.config))
-        finished.append(Path(str(job.config.run_dir)))
-        if not options.json:
-            print(f"run directory  {job.config.run_dir}")
-    summaries = [
-        json.loads((path / "summary.json").read_text(encoding="utf-8")) | {"run_dir": str(path)} for path in finished
-    ]
-    if options.json:
-        print(json.dumps(summaries if options.multirun else summaries[0], indent=2))
-    elif options.multirun:
-        print(table([_sweep_row(summary) for summary in summaries]))
+        path = Path(str(job.config.run_dir)) / "summary.json"
+        summaries.append(json.loads(path.read_text(encoding="utf-8")))
+    if options.multirun:
+        print(json.dumps(summaries, indent=2) if options.json else table([_sweep_row(row) for row in summaries]))
 
 
-def _train_job(overrides: Sequence[str]) -> TrainJob:
-    return prepared(composing.compose(overrides))
-
-
-def prepared(config: Config) -> TrainJob:
+def prepared(config: Config, show: str) -> TrainJob:
     """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
     here = world.placement()
     network_of(config, here)
     if here.rank == 0:
         check_logger(config)
-        config = dataclasses.replace(config, run_dir=config.run_dir or default_run_dir(config))
-        check_run_dir(str(config.run_dir))
-    return TrainJob(config)
+        config = dataclasses.replace(config, run_dir=claim_run_dir(config))
+    return TrainJob(config, show)
 
 
 def _sweep_row(summary: dict[str, typing.Any]) -> dict[str, str]:
@@ -100,26 +98,28 @@ def compare(options: argparse.Namespace) -> None:
     if here.launcher != "alone":
         raise ConfigError(f"dgt compare starts its own ranks, for every network size; run it outside {here.launcher}")
     seeds, overrides = _take_seeds(options.overrides)
-    if any(item.key_or_group in ("strategy", "seed") for item in composing.parse(overrides)):
-        raise ConfigError(
-            "dgt compare runs both strategies and seeds=COUNT or seeds=[0,1,...]; leave strategy and seed out"
-        )
+    for item in composing.parse(overrides):
+        if item.key_or_group in ("strategy", "seed"):
+            raise ConfigError(f"{item.key_or_group}: dgt compare runs both strategies and seeds=COUNT; leave it out")
+        if item.is_sweep_override() and item.key_or_group not in ("weights", "topology"):
+            raise ConfigError(
+                f"{item.input_line}: dgt compare varies weights and topology; give one {item.key_or_group}"
+            )
     configs = [composing.compose(run) for run in composing.expand(overrides)]
-    groups = comparison.by_network_size(comparison.both_strategies(configs), here)
-    directory = configs[0].run_dir or default_run_dir(configs[0], "compare")
-    check_run_dir(directory)
-    path = str(Path(directory) / "compare.csv")
-    comparison.start_csv(path)
-    for nodes, cells in groups.items():
-        job = comparison.CompareJob(cells, seeds, path)
-        launch.start_ranks(job, nodes, JoinOptions.from_config(cells[0]))
+    cells = comparison.both_strategies(configs)
+    groups = comparison.by_network_size(cells, here)
+    directory = Path(claim_run_dir(configs[0], "compare"))
+    path = str(directory / "compare.csv")
+    comparison.start(directory, cells, seeds)
+    for nodes, group in groups.items():
+        launch.start_ranks(comparison.CompareJob(group, seeds, path), nodes, JoinOptions.from_config(group[0]))
     rows = compare_report.summarise(path)
     compare_report.write(rows, path, directory)
     if options.json:
         print(json.dumps(rows, indent=2))
         return
     print(compare_report.text(rows, len(seeds)))
-    print(f"figure  {Path(directory) / 'figures' / 'compare.png'}\ndata    {path}")
+    print(f"figure  {directory / 'figures' / 'compare.png'}\ndata    {path}")
 
 
 def _take_seeds(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
@@ -143,7 +143,12 @@ def _take_seeds(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
 
 def gaps(options: argparse.Namespace) -> None:
     """The paper's spectral-gap table beside the published values."""
-    config = composing.compose(options.overrides)
+    for item in composing.parse(options.overrides):
+        if item.key_or_group not in ("laziness", "topology.seed"):
+            raise ConfigError(
+                f"{item.key_or_group}: the table is the paper's; only laziness and topology.seed can be set"
+            )
+    config = composing.compose(["topology=tailored", *options.overrides])
     rows = gap_table(config.laziness, config.topology.seed)
     print(json.dumps(rows, indent=2) if options.json else gap_lines(rows))
 
@@ -194,7 +199,7 @@ def _key_help(command: str) -> str:
         lines += [
             "settings:",
             "  laziness: 0.3        # epsilon",
-            "  topology.seed: 0     # topology=tailored: which draw",
+            "  topology.seed: 0     # which draw of the tailored graphs",
         ]
     else:
         lines += ["choices:"]

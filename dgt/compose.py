@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -58,9 +58,13 @@ def compose(overrides: Sequence[str]) -> Config:
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
     """One list of overrides per run of a sweep: strategy=I,II topology=ring,grid makes four."""
-    parsed = parse(overrides)
-    batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    return [list(run) for batch in batches for run in batch]
+    values = [
+        [f"{item.key_or_group}={value}" for value in item.sweep_string_iterator()]
+        if item.is_sweep_override()
+        else [str(item.input_line)]
+        for item in parse(overrides)
+    ]
+    return [list(run) for run in itertools.product(*values)]
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:

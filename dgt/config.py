@@ -30,7 +30,11 @@ Section = TypeVar("Section")
 
 
 class ConfigError(ValueError):
-    """Bad input that every rank sees alike: rank 0 says it in one line, every rank leaves with exit code 2."""
+    """Bad input: one line that names the value and what is allowed, and exit code 2."""
+
+
+class SharedError(ConfigError):
+    """A `ConfigError` found by comparing the ranks: all of them raise it, so only rank 0 needs to speak."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -1,16 +1,17 @@
-"""Starting ranks on this host, and being one: `run(job, nodes, ...)`.
+"""Starting ranks on this host (`start_ranks`), and being one that torchrun or srun started (`be_rank`).
 
-Outside a launcher one warm process forks all ranks (torch's elastic launcher over a forkserver: torchrun's
-supervision without an interpreter and an import of torch per rank). Inside torchrun or srun this process is
-the rank. Either way the same few lines decide how a failure is told: one line, once.
+One warm process forks all ranks: torch's elastic launcher over a forkserver is torchrun's supervision without an
+interpreter and an import of torch per rank. Either way the same lines decide how a failure is told.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -30,12 +31,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from dgt import world
-from dgt.config import Config, ConfigError
-from dgt.exchange.agreement import share_trouble
+from dgt.config import Config, ConfigError, SharedError
+from dgt.exchange.agreement import agree, share_trouble
 from dgt.training.trainer import TrainingError
 
 EXPECTED = (ConfigError, world.PeerError, TrainingError)  # told in a line; anything else with its traceback
-EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 PRELOAD = ["torch", "torch.distributed", "dgt.cli", "dgt.training.jobs", "dgt.training.compare"]
 
 
@@ -74,9 +75,8 @@ class JoinOptions:
 def start_ranks(job: Job, nodes: int, options: JoinOptions) -> dict[int, Any]:
     """Start `nodes` ranks on this host, run the job on each, return what each returned."""
     world.prepare_children()
-    logging.disable(logging.CRITICAL)  # the elastic launcher is talkative; failures are told below, in one line
     multiprocessing.set_forkserver_preload(PRELOAD)
-    with tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
+    with _signals_kept(), tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
         launch = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -95,10 +95,30 @@ def start_ranks(job: Job, nodes: int, options: JoinOptions) -> dict[int, Any]:
             return elastic_launch(launch, _forked_rank)(job, options, meeting, os.getpid())
         except ChildFailedError as error:
             raise _first_failure(meeting, error) from None
-        except (KeyboardInterrupt, SignalException):
-            raise LaunchError(f"interrupted; {nodes} ranks stopped", EXIT_INTERRUPTED) from None
-        finally:
-            logging.disable(logging.NOTSET)
+        except KeyboardInterrupt:
+            raise LaunchError(f"interrupted; {nodes} ranks stopped", 128 + signal.SIGINT) from None
+        except SignalException as error:
+            word = "interrupted" if error.sigval == signal.SIGINT else f"ended by {error.sigval.name}"
+            raise LaunchError(f"{word}; {nodes} ranks stopped", 128 + error.sigval) from None
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """The elastic launcher logs a lot and leaves its signal handlers behind: failures are told here, in one line."""
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    }
+    logging.disable(logging.CRITICAL)
+    # Ctrl-C in the first seconds must not hit the forkserver in the middle of its imports
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    multiprocessing.forkserver.ensure_running()
+    signal.signal(signal.SIGINT, handlers[signal.SIGINT])
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) -> Any:
@@ -111,7 +131,9 @@ def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) ->
         record = {"time": time.time(), "rank": rank, "kind": type(error).__name__, "reason": _one_line(error)}
         if not isinstance(error, EXPECTED):
             record["traceback"] = traceback.format_exc()
-        (Path(meeting) / f"failure-{rank}").write_text(json.dumps(record), encoding="utf-8")
+        draft = Path(meeting) / f"draft-{rank}"
+        draft.write_text(json.dumps(record), encoding="utf-8")
+        draft.replace(Path(meeting) / f"failure-{rank}")  # the launcher may end this rank at any moment
 
     return _as_rank(lambda: job, lambda _: options, note, store)
 
@@ -122,7 +144,7 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
     def say(rank: int, error: BaseException) -> None:
         if not isinstance(error, EXPECTED):
             traceback.print_exception(error)
-        elif rank == 0 or not isinstance(error, ConfigError):
+        elif rank == 0 or not isinstance(error, SharedError):
             print(f"dgt: error: {_one_line(error)}", file=sys.stderr, flush=True)
         else:
             time.sleep(1.0)  # a launcher may end everyone at the first exit; rank 0 speaks first
@@ -145,12 +167,12 @@ def _as_rank(
             job = prepare()
         except ConfigError as error:
             trouble = str(error)
-        settings = options(job) if job is not None else JoinOptions(device="cpu")
-        with world.join(
-            backend=settings.backend, device=settings.device, timeout=settings.timeout, store=store
-        ) as node:
+        settings = options(job) if job is not None else JoinOptions()
+        with world.connect(settings.timeout, store) as node:
             share_trouble(node, trouble)
             assert job is not None, "trouble was raised"
+            agree(node, {name: str(value) for name, value in dataclasses.asdict(settings).items()})
+            node.settle(settings.backend, settings.device)
             return job.run(node)
     except Exception as error:
         tell(rank, error)
@@ -163,9 +185,11 @@ def _as_rank(
 def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:
     """The reason behind the others: the earliest that is not another rank's absence, else who missed whom."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in Path(meeting).glob("failure-*")]
+    rank, failure = error.get_first_failure()
+    if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+        return LaunchError(f"rank {rank} was killed ({failure.signal_name()}); out of memory?")
     if not records:
-        rank, failure = error.get_first_failure()
-        return LaunchError(f"rank {rank} ended without a word ({failure.signal_name()}, exit code {failure.exitcode})")
+        return LaunchError(f"rank {rank} ended without a word (exit code {failure.exitcode})")
     first = min(
         records, key=lambda record: (record["kind"] == "PeerError", "neighbour" not in record["reason"], record["time"])
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import os
 import re
 import socket
@@ -19,16 +20,21 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from dgt.config import ConfigError
+from dgt.config import ConfigError, SharedError
 
 
 class PeerError(RuntimeError):
     """Another rank did not answer in time, or its connection is gone."""
 
 
-def was_late(error: RuntimeError) -> bool:
-    """Whether gloo or nccl gave up waiting, rather than losing a connection."""
-    return "timed out" in str(error).lower() or "timeout" in str(error).lower()
+def absence(error: RuntimeError, timeout: float) -> str:
+    """What gloo's or nccl's error says of a missing peer, in plain words; other errors are raised again."""
+    text = str(error).lower()
+    if "timed out" in text or "timeout" in text:
+        return f"did not answer within {timeout:g} s"
+    if any(word in text for word in ("connection", "closed", "reset", "broken pipe", "socket", "remote")):
+        return "is gone (connection closed)"
+    raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +57,17 @@ def detect(environ: Mapping[str, str]) -> Placement:
     try:
         if "RANK" in environ and "WORLD_SIZE" in environ:
             rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-            local_size = int(environ.get("LOCAL_WORLD_SIZE", size))
-            return Placement("torchrun", rank, size, int(environ.get("LOCAL_RANK", rank)), local_size)
+            # launchers that do not say what is on this host may have put one rank on each
+            local_rank, local_size = int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1))
+            return Placement("torchrun", rank, size, local_rank, local_size)
         if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
             rank, size = int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"])
             local_size = _tasks_on_node(
                 environ.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(environ["SLURM_NODEID"])
             )
             return Placement("srun", rank, size, int(environ["SLURM_LOCALID"]), local_size)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"the launcher's environment is incomplete: {error}") from None
+    except (KeyError, ValueError, IndexError) as error:
+        raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
     return Placement("alone")
 
 
@@ -93,7 +100,10 @@ def _reachable(node: str) -> str:
 
 
 def _scontrol(*arguments: str) -> str:
-    return subprocess.run(["scontrol", "show", *arguments], capture_output=True, text=True, timeout=30).stdout
+    try:
+        return subprocess.run(["scontrol", "show", *arguments], capture_output=True, text=True, timeout=30).stdout
+    except OSError as error:
+        raise ConfigError(f"srun on several hosts needs scontrol to find the first one ({error.strerror})") from None
 
 
 def choose_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
@@ -102,7 +112,7 @@ def choose_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
     if requested == "nccl" and not own_gpu_each:
         short = "no GPU" if not all(gpu_of_rank) else "a GPU shared with another rank"
         rank = next(r for r, gpu in enumerate(gpu_of_rank) if not gpu or list(gpu_of_rank).index(gpu) != r)
-        raise ConfigError(f"backend=nccl: rank {rank} has {short}; use backend=gloo or one rank per GPU")
+        raise SharedError(f"backend=nccl: rank {rank} has {short}; use backend=gloo or one rank per GPU")
     return "nccl" if own_gpu_each and requested != "gloo" else "gloo"
 
 
@@ -123,6 +133,7 @@ class Node:
     timeout: float
     control: dist.ProcessGroup
     data: dist.ProcessGroup
+    channels: int = 0
 
     @property
     def rank(self) -> int:
@@ -135,6 +146,11 @@ class Node:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def open_channel(self) -> int:
+        """A number for a new stream of messages; all ranks open theirs in the same order."""
+        self.channels += 1
+        return self.channels - 1
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor, stacked: [size, ...]. Start-up and evaluations only."""
@@ -166,52 +182,70 @@ class Node:
         try:
             yield
         except RuntimeError as error:
-            what = f"did not answer within {self.timeout:g} s" if was_late(error) else "is gone (connection closed)"
-            raise PeerError(f"node {self.rank}: another rank {what}") from None
+            raise PeerError(f"node {self.rank}: another rank {absence(error, self.timeout)}") from error
+
+    def settle(self, backend: str, device: str) -> None:
+        """Decide on device and backend, together with all ranks; until then messages go over gloo on the CPU."""
+        gpus = torch.cuda.device_count() if device != "cpu" else 0
+        self.device = torch.device(choose_device(device, self.placement.local_rank, gpus))
+        self.backend = choose_backend(backend, self.gather(torch.tensor(_gpu_number(self.device))).tolist())
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.backend == "nccl":
+            group = dist.new_group(backend="nccl", timeout=timedelta(seconds=self.timeout), device_id=self.device)
+            assert isinstance(group, dist.ProcessGroup)
+            self.data = group
+            # nccl wants all ranks in its first operation; batches of neighbours come later
+            dist.barrier(group=group)
 
 
 @contextlib.contextmanager
-def join(
-    *, backend: str = "auto", device: str = "auto", timeout: float = 60.0, store: dist.Store | None = None
-) -> Iterator[Node]:
+def join(*, backend: str = "auto", device: str = "auto", timeout: float = 60.0) -> Iterator[Node]:
     """Join the network as the launcher says; leave it again in good order."""
-    placement = detect(os.environ)
-    share_cores(placement.local_size)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    if store is None:
-        store = _store(placement, timeout)
-    patience = timedelta(seconds=timeout)
-    if placement.local_size == placement.size:
+    with connect(timeout) as node:
+        node.settle(backend, device)
+        yield node
+
+
+@contextlib.contextmanager
+def connect(timeout: float, store: dist.Store | None = None) -> Iterator[Node]:
+    """Meet all ranks over gloo; `Node.settle` decides the rest."""
+    where = placement()
+    share_cores(where.local_size)
+    # starting many ranks may take minutes; waiting for a neighbour later should not
+    patience = timedelta(seconds=max(timeout, MEETING_SECONDS))
+    if where.local_size == where.size:
         # one host: nothing has to be reachable from elsewhere
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=store, rank=placement.rank, world_size=placement.size, timeout=patience)
     try:
-        node = _settle(placement, backend, device, timeout)
-        yield node
-        # together: a connection closed early takes with it what a slower neighbour has not read yet
-        node.barrier()
-    finally:
-        dist.destroy_process_group()
+        store = _store(where, patience) if store is None else store
+        dist.init_process_group("gloo", store=store, rank=where.rank, world_size=where.size, timeout=patience)
+    except RuntimeError as error:
+        raise PeerError(f"rank {where.rank}: could not meet the other ranks ({str(error).splitlines()[0]})") from error
+    control = dist.group.WORLD
+    assert control is not None
+    node = Node(where, torch.device("cpu"), "gloo", timeout, control=control, data=control)
+    _same_version(node)
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name
+    set_timeout(timedelta(seconds=timeout), control)
+    yield node
+    # together: a connection closed early takes with it what a slower neighbour has not read yet. After an error
+    # nothing is tidied up: the process ends, and the closed connections tell the neighbours.
+    node.barrier()
+    dist.destroy_process_group()
 
 
-def _settle(placement: Placement, backend: str, device: str, timeout: float) -> Node:
-    """Agree on the backend, now that small messages can be sent."""
-    world = dist.group.WORLD
-    assert world is not None
-    gpus = torch.cuda.device_count() if device != "cpu" else 0
-    own = torch.device(choose_device(device, placement.local_rank, gpus))
-    node = Node(placement, own, "gloo", timeout, control=world, data=world)
-    gpu_of_rank = [int(number) for number in node.gather(torch.tensor([_gpu_number(own)]))]
-    node.backend = choose_backend(backend, gpu_of_rank)
-    if own.type == "cuda":
-        torch.cuda.set_device(own)
-    if node.backend == "nccl":
-        group = dist.new_group(backend="nccl", timeout=timedelta(seconds=timeout), device_id=own)
-        assert isinstance(group, dist.ProcessGroup)
-        node.data = group
-        # nccl wants all ranks in its first operation; batches of neighbours come later
-        dist.barrier(group=group)
-    return node
+MEETING_SECONDS = 300.0
+
+
+def _same_version(node: Node) -> None:
+    """First of all, in a message that never changes its size: 32 bytes of version from every rank."""
+    own = importlib.metadata.version("dgt")
+    text = torch.frombuffer(bytearray(own.encode()[:32].ljust(32)), dtype=torch.uint8)
+    versions = [bytes(row.tolist()).decode(errors="replace").strip() for row in node.gather(text)]
+    for rank, version in enumerate(versions):
+        if version != versions[0]:
+            raise SharedError(f"ranks disagree on version: dgt {versions[0]} on rank 0, {version} on rank {rank}")
 
 
 def _gpu_number(device: torch.device) -> int:
@@ -222,17 +256,20 @@ def _gpu_number(device: torch.device) -> int:
     return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:7], "big") + 1
 
 
-def _store(placement: Placement, timeout: float) -> dist.Store:
+def _store(where: Placement, patience: timedelta) -> dist.Store:
     """Where ranks find each other: nowhere to go alone, torchrun's store, or one on the Slurm step's first host."""
-    if placement.launcher == "alone":
+    if where.launcher == "alone":
         return dist.HashStore()
-    if placement.launcher == "torchrun":
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(timeout, 60))))
+    if where.launcher == "torchrun":
+        store, _, _ = next(dist.rendezvous("env://", timeout=patience))
         return store
     host, port = slurm_rendezvous(os.environ)
-    return dist.TCPStore(
-        host, port, placement.size, is_master=placement.rank == 0, timeout=timedelta(seconds=max(timeout, 60))
-    )
+    return dist.TCPStore(host, port, where.size, is_master=where.rank == 0, timeout=patience)
+
+
+def is_other_rank() -> bool:
+    """Whether a launcher made this process a rank other than 0, as far as can be told."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0"
 
 
 def placement() -> Placement:
@@ -241,11 +278,12 @@ def placement() -> Placement:
 
 
 def share_cores(ranks_here: int) -> None:
-    """Linux: when ranks outnumber cores, let each finish its slice instead of being preempted at every message.
-
-    Halves the time spent in the scheduler and shortens an iteration of 32 ranks on 2 cores by 10 to 35 %.
-    """
-    if ranks_here > (os.cpu_count() or 1) and hasattr(os, "sched_setscheduler"):
+    """Fit the ranks of this host to its cores."""
+    cores = os.cpu_count() or 1
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores // ranks_here))
+    if ranks_here > cores and hasattr(os, "sched_setscheduler"):
+        # Linux: let a rank finish its slice instead of being preempted at every message that wakes another
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

@@ -24,7 +24,8 @@ SRUN = {
         ({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, Placement("alone")),
         # srun --pty bash: a step of one task
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, Placement("alone")),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, Placement("torchrun", 0, 2, 0, 2)),
+        # a launcher that does not say what is on this host
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Placement("torchrun", 1, 2, 0, 1)),
     ],
 )
 def test_launchers_are_told_apart(environ: dict, expected: Placement) -> None:
@@ -32,8 +33,10 @@ def test_launchers_are_told_apart(environ: dict, expected: Placement) -> None:
 
 
 def test_broken_launcher_variables_are_named() -> None:
-    with pytest.raises(ConfigError, match="launcher"):
-        detect({"RANK": "zero", "WORLD_SIZE": "2"})
+    broken = [{"RANK": "zero", "WORLD_SIZE": "2"}, {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "7"}]
+    for environ in broken:
+        with pytest.raises(ConfigError, match="launcher's environment"):
+            detect(environ)
 
 
 @pytest.mark.parametrize(

@@ -27,5 +27,5 @@ class AllReduce(DecentralizedOptimizer):
         node.sum(self._sum)
         # counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank
         buffer_bytes = self._sum.numel() * self._sum.element_size()
-        self.network.transport.bytes_sent += 2 * (node.size - 1) * buffer_bytes // node.size
+        self.transport.bytes_sent += 2 * (node.size - 1) * buffer_bytes // node.size
         self.descend(self.flat.values, self._sum, out=self.flat.values)

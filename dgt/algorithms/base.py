@@ -34,6 +34,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer):
         check_range("weight_decay", weight_decay, 0)
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
         self.network = network
+        self.transport = network.open_transport()
         self.flat = FlatParameters([group["params"] for group in self.param_groups])
         agree(network.node, {"parameters": self.flat.layout(), "algorithm": type(self).__name__})
         self.iteration = 0

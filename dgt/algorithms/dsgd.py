@@ -17,6 +17,6 @@ class DSGD(DecentralizedOptimizer):
     def update(self) -> None:
         self.read_gradient()
         self.descend(self.flat.values, self.gradient, out=self._z, scale=self.network.gradient_scale)
-        pending = self.network.transport.post("parameters", self.iteration, self._z)
+        pending = self.transport.post("parameters", self.iteration, self._z)
         self.network.mix(self._z, pending, out=self.flat.values)
         pending.finish()

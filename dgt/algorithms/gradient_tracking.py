@@ -47,13 +47,13 @@ class GradientTracking(DecentralizedOptimizer):
         self.descend(self.flat.values, self.tracker, out=self._z)
         size = self._z.numel()
         if self._one_message:
-            pending = self.network.transport.post("both", self.iteration, self._published)
+            pending = self.transport.post("both", self.iteration, self._published)
             self.network.mix(self._z, pending, out=self.flat.values, part=slice(0, size))
             self.network.mix(self.tracker, pending, out=self._mixed_tracker, part=slice(size, None))
             pending.finish()
             return
-        parameters = self.network.transport.post("parameters", self.iteration, self._z)
-        self._travelling = self.network.transport.post("tracker", self.iteration, self.tracker)
+        parameters = self.transport.post("parameters", self.iteration, self._z)
+        self._travelling = self.transport.post("tracker", self.iteration, self.tracker)
         self.network.mix(self._z, parameters, out=self.flat.values)
         parameters.finish()
         if not self.overlap:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from dgt.config import ConfigError
+from dgt.config import SharedError
 from dgt.world import Node
 
 SLOTS = 24
@@ -33,7 +33,7 @@ def agree(node: Node, facts: Mapping[str, str]) -> None:
             continue
         rows = [bytes(row.tolist()) for row in tables[:, slot]]
         name = rows[0][:NAME].decode(errors="replace").strip("\0 ") or "configuration"
-        raise ConfigError(f"ranks disagree on {name}: {_who_has_what(rows)}")
+        raise SharedError(f"ranks disagree on {name}: {_who_has_what(rows)}")
 
 
 def share_trouble(node: Node, trouble: str) -> None:
@@ -45,7 +45,7 @@ def share_trouble(node: Node, trouble: str) -> None:
     troubled = [rank for rank, message in enumerate(messages) if message]
     if troubled:
         where = "" if len(troubled) == node.size or troubled == [0] else f" (on rank {troubled[0]})"
-        raise ConfigError(messages[troubled[0]] + where)
+        raise SharedError(messages[troubled[0]] + where)
 
 
 def _who_has_what(rows: list[bytes]) -> str:
@@ -56,6 +56,8 @@ def _who_has_what(rows: list[bytes]) -> str:
     said = []
     for row, ranks in largest:
         text = row[NAME : NAME + TEXT].decode(errors="replace").strip("\0 ")
+        if len({other[: NAME + TEXT] for other in groups}) < len(groups):
+            text = f"{text}... ({row[-DIGEST:].hex()[:6]})"  # they differ further on
         shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         said.append(f"{text} on rank{'s' if len(ranks) > 1 else ''} {shown}")
     return "; ".join(said)

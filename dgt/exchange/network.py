@@ -7,19 +7,17 @@ than that row exists on any rank.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from collections.abc import Sequence
 
 import networkx as nx
 import numpy as np
 import torch
 
-from dgt.config import ConfigError, check_range
+from dgt.config import check_range
 from dgt.exchange.agreement import agree
 from dgt.exchange.transport import Pending, Transport
-from dgt.network import graphs
-from dgt.network import weights as node_weights
-from dgt.network.mixing import MixingRow, mixing_row, strategy
+from dgt.network import mixing
+from dgt.network.mixing import MixingRow, mixing_row
 from dgt.world import Node
 
 
@@ -41,25 +39,26 @@ class Network:
         laziness: float = 0.3,
     ) -> None:
         check_range("laziness", laziness, 0, 1, open_low=True, open_high=True)
-        if graph.number_of_nodes() != node.size:
-            raise ConfigError(
-                f"world size {node.size}: the graph has {graph.number_of_nodes()} nodes; start one rank per node"
-            )
-        graphs.check(graph)
-        weights = node_weights.normalise(np.asarray(weights, dtype=np.float64), node.size)
+        graph, weights = mixing.checked(graph, weights, node.size)
+        share = mixing.node_share(node.rank, graph, weights, strategy)
         agree(node, network_facts(graph, weights, strategy, laziness))
-        plan = _strategy(strategy, weights)
         self.node = node
         self.strategy = strategy
-        self.weight = float(weights[node.rank])
-        self.gradient_scale = float(plan.gradient_scale[node.rank])
-        self.average_weight = float(plan.average_weights[node.rank])
-        self.transport = Transport(node, sorted(graph[node.rank]))
-        self.row = handshake(self.transport, float(plan.mixing_weights[node.rank]), laziness)
+        self.neighbours = share.neighbours
+        self.weight = share.weight
+        self.gradient_scale = share.gradient_scale
+        self.average_weight = share.average_weight
+        self._transports: list[Transport] = []
+        self.row = handshake(self.open_transport(), share.mixing_weight, laziness)
+
+    def open_transport(self) -> Transport:
+        """A way to exchange buffers with the neighbours, apart from all others."""
+        self._transports.append(Transport(self.node, self.neighbours))
+        return self._transports[-1]
 
     @property
-    def neighbours(self) -> list[int]:
-        return self.transport.peers
+    def bytes_sent(self) -> int:
+        return sum(transport.bytes_sent for transport in self._transports)
 
     def mix(self, own: torch.Tensor, pending: Pending, out: torch.Tensor, part: slice = slice(None)) -> torch.Tensor:
         """out = W_ii own + sum_j W_ij theirs_j; `part` picks a piece of the neighbours' buffers."""
@@ -67,9 +66,6 @@ class Network:
         for peer, theirs in pending.collect():
             out.add_(theirs[part].to(out.device, non_blocking=True), alpha=self.row.neighbours[peer])
         return out
-
-
-_strategy = strategy  # the constructor's argument of the same name hides the function
 
 
 def handshake(transport: Transport, own_weight: float, laziness: float) -> MixingRow:
@@ -88,7 +84,6 @@ def network_facts(graph: nx.Graph, weights: np.ndarray, strategy: str, laziness:
     """What all ranks must agree on before they mix."""
     edges = sorted(tuple(sorted(edge)) for edge in graph.edges)
     return {
-        "version": importlib.metadata.version("dgt"),
         "strategy": strategy,
         "laziness": repr(laziness),
         "graph": f"{len(edges)} edges, {_digest(np.asarray(edges, dtype=np.int64))}",

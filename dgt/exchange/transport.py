@@ -17,9 +17,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from dgt.world import Node, PeerError, was_late
+from dgt.world import Node, PeerError, absence
 
 KINDS = ("parameters", "tracker", "both", "handshake")
+CHANNELS = 256
 
 
 def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
@@ -32,11 +33,15 @@ def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
 
 
 class Transport:
-    """Sends one buffer to every neighbour and receives theirs. Buffers are made on first use and kept."""
+    """Sends one buffer to every neighbour and receives theirs. Buffers are made on first use and kept.
+
+    Each transport is a channel of its own: two optimizers, or two networks, never take each other's messages.
+    """
 
     def __init__(self, node: Node, peers: Sequence[int]) -> None:
         self.node = node
         self.peers = sorted(peers)
+        self.channel = node.open_channel() % CHANNELS
         self.bytes_sent = 0
         self._inboxes: dict[str, list[torch.Tensor]] = {}
         self._outboxes: dict[str, torch.Tensor] = {}
@@ -45,7 +50,7 @@ class Transport:
         """Start sending `buffer` to all neighbours; it must not change before `Pending.finish`."""
         staged = self._stage(kind, buffer)
         inbox = self._inboxes.get(kind)
-        if inbox is None or (inbox[:1] and inbox[0].shape != staged.shape):
+        if inbox is None:
             inbox = self._inboxes[kind] = [self._empty_like(staged) for _ in self.peers]
         start = self._post_batch if self._uses_nccl(staged) else self._post_tagged
         receives, sends = start(KINDS.index(kind), step, staged, inbox)
@@ -71,9 +76,9 @@ class Transport:
     def _post_tagged(
         self, kind: int, step: int, buffer: torch.Tensor, inbox: list[torch.Tensor]
     ) -> tuple[list[dist.Work], list[dist.Work]]:
-        # a tag per step and kind: a stale or early message cannot be taken for this one
-        tag = (step % 2**28) * len(KINDS) + kind
-        group = self.node.data
+        # a tag per step, channel and kind: a stale or early message cannot be taken for this one
+        tag = ((step % 2**21) * CHANNELS + self.channel) * len(KINDS) + kind
+        group = self.node.control
         receives = [group.recv([theirs], peer, tag) for peer, theirs in zip(self.peers, inbox, strict=True)]
         sends = [group.send([buffer], peer, tag) for peer in self.peers]
         return receives, sends
@@ -135,10 +140,13 @@ class Pending:
     def _wait(self, work: dist.Work, peer: int | None) -> None:
         node = self._transport.node
         try:
+            if node.backend == "nccl":
+                work.wait()  # orders streams, returns at once; its own watchdog keeps the time
+                return
             # at least a moment: once one neighbour was late, messages that did arrive must still be taken
             left = max(self._deadline - time.monotonic(), 0.5)
             work.wait(timedelta(seconds=left))
         except RuntimeError as error:
             who = f"neighbour {peer}" if peer is not None else f"one of the neighbours {self._transport.peers}"
-            what = f"did not answer within {node.timeout:g} s" if was_late(error) else "is gone (connection closed)"
-            raise PeerError(f"node {node.rank}: {who} {what}; {self._kind} of iteration {self._step}") from None
+            what = absence(error, node.timeout)
+            raise PeerError(f"node {node.rank}: {who} {what}; {self._kind} of iteration {self._step}") from error

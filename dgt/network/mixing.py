@@ -6,15 +6,16 @@ single-process twin, is made of the same rows: `mixing_matrix`. No rank forms it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
 import scipy.sparse
 
-from dgt.config import STRATEGIES, check_choice, check_range
-from dgt.network.weights import Weights, uniform
+from dgt.config import STRATEGIES, ConfigError, check_choice, check_range
+from dgt.network.graphs import check as check_graph
+from dgt.network.weights import Weights, normalise, uniform
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +76,28 @@ def strategy(name: str, weights: Weights) -> Strategy:
     ones = uniform(weights.size)
     in_mixing, in_loss = (ones, weights) if name == "I" else (weights, ones)
     return Strategy(name, in_mixing, in_loss, in_mixing / np.float64(weights.size))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """Node i's own entries of lambda, of a strategy's vectors, and of the graph."""
+
+    neighbours: list[int]
+    weight: float
+    mixing_weight: float
+    gradient_scale: float
+    average_weight: float
+
+
+def node_share(node: int, graph: nx.Graph, weights: Weights, name: str) -> NodeShare:
+    """What node i is told of the network before it talks to anyone; graph and weights are taken as checked."""
+    plan = strategy(name, weights)
+    entries = (weights, plan.mixing_weights, plan.gradient_scale, plan.average_weights)
+    return NodeShare(sorted(graph[node]), *(float(vector[node]) for vector in entries))
+
+
+def checked(graph: nx.Graph, weights: Sequence[float] | Weights, nodes: int) -> tuple[nx.Graph, Weights]:
+    """A user's graph and weights for this many nodes, or a clear error."""
+    if graph.number_of_nodes() != nodes:
+        raise ConfigError(f"world size {nodes}: the graph has {graph.number_of_nodes()} nodes; start one rank per node")
+    return check_graph(graph), normalise(np.asarray(weights, dtype=np.float64), nodes)

@@ -131,11 +131,13 @@ class LeastSquaresProblem:
 
     def backward(self, iteration: int) -> None:
         # the gradient is a formula, so autograd has nothing to add but time
-        gradient = torch.from_numpy(self.local.gradient(self._position(), iteration)[0])
-        self.theta.grad = gradient.to(self.theta)
+        with np.errstate(all="ignore"):  # a diverging run is noticed at its next evaluation, and told once
+            gradient = self.local.gradient(self._position(), iteration)[0]
+        self.theta.grad = torch.from_numpy(gradient).to(self.theta)
 
     def measure(self) -> dict[str, Array]:
-        return {name: values[0] for name, values in self.local.measure(self._position()).items()}
+        with np.errstate(all="ignore"):
+            return {name: values[0] for name, values in self.local.measure(self._position()).items()}
 
     def summarise(self, means: Mapping[str, Array], average: Array) -> dict[str, Array]:
         return summarise(means, average, self.optimum)

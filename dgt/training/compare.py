@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from dgt.config import Config, StrategyConfig
 from dgt.training.logger import Progress
 from dgt.training.metrics import Metrics
@@ -80,8 +82,11 @@ def by_network_size(configs: Sequence[Config], placement: Placement) -> dict[int
     return groups
 
 
-def start_csv(path: str) -> None:
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
+def start(directory: Path, cells: Sequence[Config], seeds: list[int]) -> None:
+    """config.yaml with every cell, and the head of compare.csv."""
+    plan = {"seeds": seeds, "cells": [cell.to_dict() for cell in cells]}
+    (directory / "config.yaml").write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
+    with (directory / "compare.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerow(HEADER)
 
 

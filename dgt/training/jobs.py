@@ -1,4 +1,4 @@
-"""What a rank does once it has joined: one training run, or a whole comparison."""
+"""What a rank does once it has joined: one training run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class TrainJob:
     """`dgt train`: one run, written to its run directory."""
 
     config: Config
+    show: str = "text"
 
     def run(self, node: Node) -> None:
         weights, graph = network_of(self.config, node.placement)
         logger = RunLogger(self.config, node.size, speaks=node.is_main)
         train(self.config, node, weights, graph, logger.record)
-        logger.finish()
+        logger.finish(self.show)

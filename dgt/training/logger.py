@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -24,32 +25,33 @@ ORDER = (
 SHOWN = ("loss", "grad_norm", "distance", "accuracy", "consensus")
 
 
-def default_run_dir(config: Config, label: str = "") -> str:
-    """runs/<time>-<problem>-<weights>-<topology>-<strategy>, with a counter if that second is taken."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    label = label or "-".join(
-        [config.problem.name, config.weights.name, config.topology.name, config.strategy.name]
-        + ([config.algorithm.name] if config.algorithm.name != "gradient_tracking" else [])
-    )
-    path = Path("runs") / f"{stamp}-{label}"
-    counter = 1
-    while path.exists():
-        counter += 1
-        path = Path("runs") / f"{stamp}-{label}-{counter}"
-    return str(path)
+def claim_run_dir(config: Config, label: str = "") -> str:
+    """Make the run directory and return it; a finished run is never written over.
 
-
-def check_run_dir(path: str) -> None:
-    """Raise if the directory cannot be written or holds a run already; a finished run is never overwritten."""
+    The default is runs/<time>-<problem>-<weights>-<topology>-<strategy>, with a counter if that is taken.
+    """
+    if not label:
+        names = [config.problem.name, config.weights.name, config.topology.name, config.strategy.name]
+        label = "-".join(names + [config.algorithm.name] * (config.algorithm.name != "gradient_tracking"))
+    default = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
+    path = Path(config.run_dir or default)
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-        probe = Path(path) / ".writable"
+        for counter in itertools.count(2):
+            try:
+                path.mkdir(parents=True, exist_ok=config.run_dir is not None)
+                break
+            except FileExistsError:
+                if config.run_dir is not None:
+                    raise
+                path = default.with_name(f"{default.name}-{counter}")
+        if (path / "metrics.jsonl").exists() or (path / "compare.csv").exists():
+            raise ConfigError(f"run_dir={path}: already holds a run; choose another directory or remove it")
+        probe = path / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise ConfigError(f"run_dir={path}: cannot write there ({error.strerror})") from None
-    if (Path(path) / "metrics.jsonl").exists():
-        raise ConfigError(f"run_dir={path}: already holds a run; choose another directory or remove it")
+    return str(path)
 
 
 def check_logger(config: Config) -> None:
@@ -118,16 +120,17 @@ class RunLogger:
                 self._board.add_scalar(name, value, iteration)
         self._progress.update(iteration, values)
 
-    def finish(self) -> dict[str, Any]:
-        """Close the files and write summary.json."""
+    def finish(self, show: str = "text") -> None:
+        """Close the files, write summary.json, and show it as text, json or nothing."""
         if not self._speaks:
-            return {}
+            return
         self._progress.close()
         self._file.close()
         if self._board is not None:
             self._board.close()
         config = self._config
         summary = {
+            "run_dir": str(self.path),
             "nodes": self._nodes,
             "strategy": config.strategy.name,
             "topology": config.topology.name,
@@ -142,8 +145,14 @@ class RunLogger:
             "wall_seconds": round(time.time() - self._started, 3),
             "torch": torch.__version__,
         }
-        (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        return summary
+        text = json.dumps(summary, indent=2)
+        (self.path / "summary.json").write_text(text + "\n", encoding="utf-8")
+        if show == "text":
+            final = self._records[-1]
+            text = "  ".join(f"{name} {final[name]:.4g}" for name in SHOWN if name in final)
+            text = f"iteration {final['iteration']}  {text}\nrun directory  {self.path}"
+        if show != "nothing":
+            print(text, flush=True)
 
 
 def last_fifth(records: list[dict[str, Any]]) -> dict[str, float]:

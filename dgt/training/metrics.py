@@ -32,7 +32,7 @@ def evaluate(problem: Problem, optimizer: DecentralizedOptimizer, gather_bytes: 
     error = optimizer.tracking_error() if optimizer.iteration else None
     vectors = [theta * network.average_weight, *([] if error is None else [error])]
     weighted = [share * values.ravel() for values in mine.values()]
-    small = torch.from_numpy(np.concatenate([*weighted, [float(network.transport.bytes_sent)]]))
+    small = torch.from_numpy(np.concatenate([*weighted, [float(network.bytes_sent)]]))
 
     if (len(vectors) + 1) * theta.numel() * 8 <= gather_bytes:
         totals, sums, deviation = _gathered(node, small, vectors, theta, share, copies)

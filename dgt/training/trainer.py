@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -77,10 +78,10 @@ def run_facts(config: Config, seeds: Sequence[int]) -> dict[str, str]:
     return {
         "seed": ", ".join(map(str, seeds)),
         "algorithm": config.algorithm.name,
-        "problem": repr(config.problem),
         "lr": repr(config.lr),
         "iterations": f"{config.iterations}, evaluated every {config.eval_every}",
         "dtype": config.dtype,
+        **{f"problem.{name}": str(value) for name, value in dataclasses.asdict(config.problem).items()},
     }
 
 

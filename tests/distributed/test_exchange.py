@@ -130,6 +130,47 @@ def test_one_symmetric_batch_moves_the_same_numbers(topology: str) -> None:
 
 
 @dataclass
+class Versions:
+    def run(self, node: Node) -> None:
+        import importlib.metadata
+
+        from dgt import world
+
+        importlib.metadata.version = lambda _: "9.9" if node.rank == 2 else "0.1.0"  # type: ignore[assignment]
+        world._same_version(node)
+
+
+def test_different_versions_are_named() -> None:
+    with pytest.raises(LaunchError, match="ranks disagree on version: dgt 0.1.0 on rank 0, 9.9 on rank 2"):
+        run_ranks(Versions(), 3)
+
+
+@dataclass
+class TwoOptimizers:
+    """Two models of one size on one network, the second stepping while the first one's tracker travels."""
+
+    together: bool
+
+    def run(self, node: Node) -> list[list[float]]:
+        network = dgt.Network(node, dgt.graphs.ring(node.size), [1.0] * node.size)
+        models = [torch.nn.Parameter(torch.full((20_000,), float(node.rank + 10 * k))) for k in range(2)]
+        optimizers = [dgt.GradientTracking([model], lr=0.1, network=network) for model in models]
+        steps = (
+            [(t, k) for t in range(4) for k in range(2)]
+            if self.together
+            else [(t, k) for k in range(2) for t in range(4)]
+        )
+        for t, k in steps:
+            models[k].grad = torch.full((20_000,), float(node.rank * (k + 1) + t))
+            optimizers[k].step()
+        return [[float(model.min()), float(model.max())] for model in models]
+
+
+def test_two_optimizers_on_one_network_do_not_mix_their_messages() -> None:
+    assert run_ranks(TwoOptimizers(True), 4) == run_ranks(TwoOptimizers(False), 4)
+
+
+@dataclass
 class Torch:
     """An ordinary training loop with parameter groups on every node."""
 
