@@ -141,7 +141,7 @@ class Versions:
 
 
 def test_different_versions_are_named() -> None:
-    with pytest.raises(LaunchError, match="ranks disagree on version: dgt 0.1.0 on rank 0, 9.9 on rank 2"):
+    with pytest.raises(LaunchError, match=r"ranks disagree on version: dgt 0\.1\.0 on rank 0, 9\.9 on rank 2"):
         run_ranks(Versions(), 3)
 
 
