@@ -37,7 +37,7 @@ from dgt.training.trainer import TrainingError
 
 EXPECTED = (ConfigError, world.PeerError, TrainingError)  # told in a line; anything else with its traceback
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
-PRELOAD = ["torch", "torch.distributed", "dgt.cli", "dgt.training.jobs", "dgt.training.compare"]
+PRELOAD = ["dgt.warm"]
 
 
 class Job(Protocol):
@@ -96,10 +96,20 @@ def start_ranks(job: Job, nodes: int, options: JoinOptions) -> dict[int, Any]:
         except ChildFailedError as error:
             raise _first_failure(meeting, error) from None
         except KeyboardInterrupt:
+            _stop_forking()
             raise LaunchError(f"interrupted; {nodes} ranks stopped", 128 + signal.SIGINT) from None
         except SignalException as error:
+            _stop_forking()
             word = "interrupted" if error.sigval == signal.SIGINT else f"ended by {error.sigval.name}"
             raise LaunchError(f"{word}; {nodes} ranks stopped", 128 + error.sigval) from None
+
+
+def _stop_forking() -> None:
+    """Ranks still waiting to be forked would wake up to a launcher that is gone, and complain."""
+    pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -128,7 +138,13 @@ def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) ->
     store = dist.FileStore(str(Path(meeting) / "store"), size)
 
     def note(rank: int, error: BaseException) -> None:
-        record = {"time": time.time(), "rank": rank, "kind": type(error).__name__, "reason": _one_line(error)}
+        record = {
+            "time": time.time(),
+            "rank": rank,
+            "kind": type(error).__name__,
+            "reason": _one_line(error),
+            "code": _exit_code(error),
+        }
         if not isinstance(error, EXPECTED):
             record["traceback"] = traceback.format_exc()
         draft = Path(meeting) / f"draft-{rank}"
@@ -179,7 +195,7 @@ def _as_rank(
         # no orderly leave: neighbours notice a closed connection at once and follow
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_FAILED)
+        os._exit(_exit_code(error))
 
 
 def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:
@@ -196,7 +212,11 @@ def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:
     if "traceback" in first:
         print(first["traceback"], file=sys.stderr)
         return LaunchError(f"rank {first['rank']}: {first['kind']}: {first['reason']}")
-    return LaunchError(first["reason"], EXIT_BAD_INPUT if first["kind"] == "ConfigError" else EXIT_FAILED)
+    return LaunchError(first["reason"], first["code"])
+
+
+def _exit_code(error: BaseException) -> int:
+    return EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_FAILED
 
 
 def _one_line(error: BaseException) -> str:

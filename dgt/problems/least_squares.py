@@ -140,4 +140,5 @@ class LeastSquaresProblem:
             return {name: values[0] for name, values in self.local.measure(self._position()).items()}
 
     def summarise(self, means: Mapping[str, Array], average: Array) -> dict[str, Array]:
-        return summarise(means, average, self.optimum)
+        with np.errstate(all="ignore"):
+            return summarise(means, average, self.optimum)
