@@ -6,7 +6,7 @@ no flat buffers, no messages, no overlap. Arrays are [nodes, parameters].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from dgt.network.mixing import Strategy, mixing_matrix, strategy
 from dgt.network.weights import Weights
 
 Array = npt.NDArray[np.float64]
+StepSize = float | Callable[[int], float | Array]  # alpha, or alpha_t (one number, or one per parameter)
 
 
 class StackedProblem(Protocol):
@@ -42,15 +43,15 @@ class State:
 
 
 def gradient_tracking(
-    problem: StackedProblem, W: scipy.sparse.csr_array, plan: Strategy, lr: float, iterations: int
+    problem: StackedProblem, W: scipy.sparse.csr_array, plan: Strategy, lr: StepSize, iterations: int
 ) -> Iterator[State]:
-    """Theta' = W (Theta - alpha Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0."""
+    """Theta' = W (Theta - alpha_t Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0."""
     theta, G = problem.start, _column(plan.gradient_scale, problem.start)
     yield State(0, theta)
     gradient = problem.gradient(theta, 0)
     tracker = G * gradient
     for t in range(iterations):
-        theta = _mix(W, theta - lr * tracker)
+        theta = _mix(W, theta - _at(lr, t) * tracker)
         yield State(t + 1, theta, tracker, gradient)
         if t + 1 < iterations:
             following = problem.gradient(theta, t + 1)
@@ -59,23 +60,25 @@ def gradient_tracking(
 
 
 def dsgd(
-    problem: StackedProblem, W: scipy.sparse.csr_array, plan: Strategy, lr: float, iterations: int
+    problem: StackedProblem, W: scipy.sparse.csr_array, plan: Strategy, lr: StepSize, iterations: int
 ) -> Iterator[State]:
     """Theta' = W (Theta - alpha G g)."""
     theta, G = problem.start, _column(plan.gradient_scale, problem.start)
     yield State(0, theta)
     for t in range(iterations):
-        theta = _mix(W, theta - lr * G * problem.gradient(theta, t))
+        theta = _mix(W, theta - _at(lr, t) * G * problem.gradient(theta, t))
         yield State(t + 1, theta)
 
 
-def allreduce(problem: StackedProblem, weights: Weights, plan: Strategy, lr: float, iterations: int) -> Iterator[State]:
+def allreduce(
+    problem: StackedProblem, weights: Weights, plan: Strategy, lr: StepSize, iterations: int
+) -> Iterator[State]:
     """theta' = theta - alpha 1/n sum_i lambda_i g_i from the strategy's average of the starts."""
     everywhere = np.ones_like(_column(weights, problem.start))
     theta = everywhere * _weighted_sum(plan.average_weights, problem.start)
     yield State(0, theta)
     for t in range(iterations):
-        theta = theta - lr * _weighted_sum(weights / weights.size, problem.gradient(theta, t))
+        theta = theta - _at(lr, t) * _weighted_sum(weights / weights.size, problem.gradient(theta, t))
         yield State(t + 1, theta)
 
 
@@ -87,7 +90,7 @@ def states(
     strategy_name: str,
     *,
     laziness: float,
-    lr: float,
+    lr: StepSize,
     iterations: int,
 ) -> Iterator[State]:
     """Every state of a run, the start included."""
@@ -119,6 +122,10 @@ def network_metrics(state: State, problem: StackedProblem, weights: Weights, pla
 
 def _mix(W: scipy.sparse.csr_array, theta: Array) -> Array:
     return (W @ theta.reshape(len(theta), -1)).reshape(theta.shape)
+
+
+def _at(lr: StepSize, iteration: int) -> float | Array:
+    return lr(iteration) if callable(lr) else lr
 
 
 def _column(vector: Weights, like: Array) -> Array:

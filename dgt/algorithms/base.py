@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dgt.config import check_range
+from dgt.config import ConfigError, check_range
 from dgt.exchange.agreement import agree
 from dgt.exchange.flat import FlatParameters
 from dgt.exchange.network import Network
@@ -30,9 +30,10 @@ class DecentralizedOptimizer(torch.optim.Optimizer):
         network: Network,
         weight_decay: float = 0.0,
     ) -> None:
-        check_range("lr", lr, 0, open_low=True)
-        check_range("weight_decay", weight_decay, 0)
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            check_range("lr", float(group["lr"]), 0, open_low=True)
+            check_range("weight_decay", float(group["weight_decay"]), 0)
         self.network = network
         self.transport = network.open_transport()
         self.flat = FlatParameters([group["params"] for group in self.param_groups])
@@ -48,6 +49,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.update()
+        self.flat.write_parameters()
         self.iteration += 1
         return loss
 
@@ -55,6 +57,37 @@ class DecentralizedOptimizer(torch.optim.Optimizer):
     # two seconds of start-up on every rank. The plain methods do the same work.
     add_param_group = _plain(torch.optim.Optimizer.add_param_group)
     zero_grad = _plain(torch.optim.Optimizer.zero_grad)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What an exact continuation needs besides the model: groups, iteration, gradient and tracker."""
+        self.drain()
+        state = _plain(torch.optim.Optimizer.state_dict)(self)
+        tensors = {name: tensor.clone() for name, tensor in self.buffers().items()}
+        return state | {"dgt": {"algorithm": type(self).__name__, "iteration": self.iteration, **tensors}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave, on every rank its own; the model's parameters are loaded separately."""
+        saved = dict(state_dict["dgt"])
+        own, name = self.buffers(), saved.pop("algorithm")
+        if name != type(self).__name__:
+            raise ConfigError(f"state_dict: made by {name}, not by {type(self).__name__}")
+        for key, tensor in own.items():
+            if key not in saved or saved[key].shape != tensor.shape:
+                found = tuple(saved[key].shape) if key in saved else "nothing"
+                raise ConfigError(f"state_dict: {key} should have shape {tuple(tensor.shape)}, found {found}")
+        self.drain()
+        groups = {key: value for key, value in state_dict.items() if key != "dgt"}
+        _plain(torch.optim.Optimizer.load_state_dict)(self, groups)
+        self.iteration = int(saved["iteration"])
+        for key, tensor in own.items():
+            tensor.copy_(saved[key])
+        if not self.flat.has_masters:
+            self.flat.read_parameters()
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The tensors that make up the state, by name."""
+        masters = {"masters": self.flat.values} if self.flat.has_masters else {}
+        return {"gradient": self.gradient, **masters}
 
     def update(self) -> None:
         """The algorithm itself."""

@@ -74,6 +74,9 @@ class GradientTracking(DecentralizedOptimizer):
             self._travelling.finish()
             self._travelling = None
 
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return {**super().buffers(), "tracker": self.tracker, "mixed_tracker": self._mixed_tracker}
+
     def tracking_error(self) -> torch.Tensor:
         error = torch.sub(self.tracker, self.gradient, alpha=self.network.gradient_scale)
         return error.mul_(self.network.average_weight)

@@ -1,10 +1,12 @@
 """All parameters of a model as one flat buffer, so that one message carries them.
 
-The parameters become views of the buffer; the model's owner sees no difference.
+The parameters become views of the buffer; the model's owner sees no difference. In a model of mixed precision the
+buffer has the widest dtype, and narrower parameters are rounded copies of their part of it (master weights).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -13,26 +15,31 @@ from dgt.config import ConfigError
 
 
 class FlatParameters:
-    """`values` [parameters] holds every parameter, group after group; `slices[k]` is the range of group k."""
+    """`values` [parameters] holds every trainable parameter, group after group; `slices[k]` is the range of group k.
+
+    Frozen parameters (requires_grad is False) stay where they are: nobody changes them, so nobody needs them.
+    """
 
     def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]]) -> None:
-        self.parameters = [parameter for group in groups for parameter in group]
-        kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters}
-        if len(kinds) != 1:
-            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "no parameter at all"
-            raise ConfigError(f"parameters: all must share one dtype and device, found {found}")
+        trained = [[parameter for parameter in group if parameter.requires_grad] for group in groups]
+        self.parameters = [parameter for group in trained for parameter in group]
+        devices = {str(parameter.device) for parameter in self.parameters}
+        if len(devices) != 1:
+            found = ", ".join(sorted(devices)) or "no trainable parameter at all"
+            raise ConfigError(f"parameters: all must be on one device, found {found}")
+        dtype = functools.reduce(torch.promote_types, (parameter.dtype for parameter in self.parameters))
         sizes = [parameter.numel() for parameter in self.parameters]
-        self.values = torch.empty(sum(sizes), dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+        self.values = torch.empty(sum(sizes), dtype=dtype, device=self.parameters[0].device)
         self._views = [
             view.view_as(parameter) for view, parameter in zip(self.values.split(sizes), self.parameters, strict=True)
         ]
-        with torch.no_grad():
-            for view, parameter in zip(self._views, self.parameters, strict=True):
-                view.copy_(parameter)
+        self.read_parameters()
+        for view, parameter in zip(self._views, self.parameters, strict=True):
+            if parameter.dtype == dtype:
                 parameter.data = view
         self.slices: list[slice] = []
         start = 0
-        for group in groups:
+        for group in trained:
             length = sum(parameter.numel() for parameter in group)
             self.slices.append(slice(start, start + length))
             start += length
@@ -40,6 +47,25 @@ class FlatParameters:
     def like(self) -> torch.Tensor:
         """A zeroed buffer of the same layout."""
         return torch.zeros_like(self.values)
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether some parameters are narrower than the buffer."""
+        return any(parameter.dtype != self.values.dtype for parameter in self.parameters)
+
+    @torch.no_grad()
+    def read_parameters(self) -> None:
+        """Take the parameters' values over, where they are not views of the buffer anyway."""
+        for view, parameter in zip(self._views, self.parameters, strict=True):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter)
+
+    @torch.no_grad()
+    def write_parameters(self) -> None:
+        """Round the buffer into the parameters that are no views of it."""
+        for view, parameter in zip(self._views, self.parameters, strict=True):
+            if parameter.dtype != view.dtype:
+                parameter.copy_(view)
 
     def gather_gradients(self, out: torch.Tensor) -> None:
         """Copy every parameter's gradient into `out` [parameters]; no gradient counts as zero."""
@@ -53,6 +79,9 @@ class FlatParameters:
             start += parameter.numel()
 
     def layout(self) -> str:
-        """Shapes and dtype in order: equal on all ranks, or messages would be misread."""
-        shapes = " ".join("x".join(map(str, parameter.shape)) or "scalar" for parameter in self.parameters)
+        """Shapes and dtypes in order: equal on all ranks, or messages would be misread."""
+        shapes = " ".join(
+            f"{'x'.join(map(str, parameter.shape)) or 'scalar'}:{str(parameter.dtype).removeprefix('torch.')}"
+            for parameter in self.parameters
+        )
         return f"{self.values.numel()} of {self.values.dtype}: {shapes}"

@@ -6,15 +6,18 @@ than that row exists on any rank.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import torch
 
-from dgt.config import check_range
+from dgt.config import ConfigError, check_range
 from dgt.exchange.agreement import agree
+from dgt.exchange.average import averaged, save_average
 from dgt.exchange.transport import Pending, Transport
 from dgt.network import mixing
 from dgt.network.mixing import MixingRow, mixing_row
@@ -49,12 +52,27 @@ class Network:
         self.gradient_scale = share.gradient_scale
         self.average_weight = share.average_weight
         self._transports: list[Transport] = []
+        self._model: torch.nn.Module | None = None
         self.row = handshake(self.open_transport(), share.mixing_weight, laziness)
 
     def open_transport(self) -> Transport:
         """A way to exchange buffers with the neighbours, apart from all others."""
         self._transports.append(Transport(self.node, self.neighbours))
         return self._transports[-1]
+
+    @contextlib.contextmanager
+    def average(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        """with network.average(model): the model is the strategy's network average inside. All ranks call it."""
+        self._model = model
+        with averaged(self, model):
+            yield model
+
+    def save_average(self, path: str | Path, model: torch.nn.Module | None = None) -> None:
+        """Write the network average as an ordinary state_dict; the model is that of the last `average` if not given."""
+        model = model if model is not None else self._model
+        if model is None:
+            raise ConfigError("save_average: give the model, network.save_average(path, model)")
+        save_average(self, model, path)
 
     @property
     def bytes_sent(self) -> int:

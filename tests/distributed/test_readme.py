@@ -42,8 +42,11 @@ def test_the_torchrun_line_of_several_hosts_runs_as_one_host(tmp_path: Path) -> 
 
 
 def test_the_library_example_trains_under_torchrun(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    example, average = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(example.splitlines()) < 40
+    # the second snippet belongs into the same block, after training
+    indented = "".join(f"    {line}\n" for line in average.splitlines())
+    example += "    evaluate = lambda model: float(model(inputs).mean())\n" + indented
     (tmp_path / "my_training.py").write_text(example)
     (line,) = [line for line in LINES if line.endswith("my_training.py")]
     done = command([*TORCHRUN, *shlex.split(line)[1:]], tmp_path)
@@ -51,6 +54,7 @@ def test_the_library_example_trains_under_torchrun(tmp_path: Path) -> None:
     losses = [float(number) for number in re.findall(r"\d+\.\d+", done.stdout)]
     assert len(losses) == 4
     assert max(losses) < 0.5
+    assert (tmp_path / "average.pt").is_file()
 
 
 def test_quickstart_prints_a_table_and_a_figure() -> None:
