@@ -47,9 +47,22 @@ def test_missing_gradients_count_as_zero() -> None:
     assert out.tolist() == [1, 1, 0]
 
 
-def test_mixed_dtypes_are_refused_by_name() -> None:
-    pair = [torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))]
-    with pytest.raises(ConfigError, match=r"torch.float32 on cpu, torch.float64 on cpu"):
-        FlatParameters([pair])
-    with pytest.raises(ConfigError, match="no parameter"):
-        FlatParameters([[]])
+def test_mixed_dtypes_share_a_buffer_of_the_widest() -> None:
+    narrow = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    wide = torch.nn.Parameter(torch.ones(3))
+    flat = FlatParameters([[narrow, wide]])
+    assert flat.values.dtype == torch.float32
+    flat.values.fill_(1 / 3)
+    flat.write_parameters()
+    assert torch.equal(narrow.detach(), torch.full((2,), 1 / 3, dtype=torch.bfloat16))
+    assert torch.equal(wide.detach(), torch.full((3,), 1 / 3))
+
+
+def test_frozen_parameters_stay_out_and_mixed_devices_are_refused() -> None:
+    here, frozen = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    frozen.requires_grad_(False)
+    assert FlatParameters([[here, frozen]]).values.numel() == 1
+    with pytest.raises(ConfigError, match="all must be on one device, found cpu, meta"):
+        FlatParameters([[here, torch.nn.Parameter(torch.zeros(1, device="meta"))]])
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        FlatParameters([[frozen]])
