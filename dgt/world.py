@@ -14,8 +14,9 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -123,6 +124,13 @@ def choose_device(requested: str, local_rank: int, gpus: int) -> str:
     return f"cuda:{local_rank % gpus}" if gpus and requested != "cpu" else "cpu"
 
 
+class Exchange(Protocol):
+    """Messages under way. A node holds on to them, whatever becomes of the optimizer that sent them: a receive that is
+    dropped leaves its message in the connection, and everything sent behind it is stuck."""
+
+    def complete(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Node:
     """This process as a member of the network. `control` carries small CPU tensors, `data` the exchange."""
@@ -134,6 +142,7 @@ class Node:
     control: dist.ProcessGroup
     data: dist.ProcessGroup
     channels: int = 0
+    under_way: set[Exchange] = field(default_factory=set)
 
     @property
     def rank(self) -> int:
@@ -229,6 +238,8 @@ def connect(timeout: float, store: dist.Store | None = None) -> Iterator[Node]:
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name
     set_timeout(timedelta(seconds=timeout), control)
     yield node
+    for exchange in list(node.under_way):
+        exchange.complete()
     # together: a connection closed early takes with it what a slower neighbour has not read yet. After an error
     # nothing is tidied up: the process ends, and the closed connections tell the neighbours.
     node.barrier()

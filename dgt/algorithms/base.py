@@ -110,4 +110,4 @@ class DecentralizedOptimizer(torch.optim.Optimizer):
         return None
 
     def drain(self) -> None:
-        """Finish whatever is still travelling; call before leaving the network."""
+        """Take in whatever is still travelling."""

@@ -55,7 +55,9 @@ class Transport:
         start = self._post_batch if self._uses_nccl(staged) else self._post_tagged
         receives, sends = start(KINDS.index(kind), step, staged, inbox)
         self.bytes_sent += len(self.peers) * staged.numel() * staged.element_size()
-        return Pending(self, kind, step, inbox, receives, sends)
+        pending = Pending(self, kind, step, inbox, receives, sends)
+        self.node.under_way.add(pending)
+        return pending
 
     def _uses_nccl(self, buffer: torch.Tensor) -> bool:
         return self.node.backend == "nccl" and buffer.is_cuda
@@ -129,6 +131,7 @@ class Pending:
                 self._wait(self._receives[k], peer)
             yield peer, theirs
         self._receives = []
+        self._settle()
 
     def finish(self) -> None:
         """Wait until the sent buffer may change again."""
@@ -136,6 +139,17 @@ class Pending:
         for peer, work in zip(self._transport.peers, self._sends, strict=False):
             self._wait(work, peer)
         self._sends = []
+        self._settle()
+
+    def complete(self) -> None:
+        """Wait for both ways, whoever wants the result."""
+        for _ in self.collect():
+            pass
+        self.finish()
+
+    def _settle(self) -> None:
+        if not self._receives and not self._sends:
+            self._transport.node.under_way.discard(self)
 
     def _wait(self, work: dist.Work, peer: int | None) -> None:
         node = self._transport.node

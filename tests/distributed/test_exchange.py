@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass
 
@@ -163,11 +164,35 @@ class TwoOptimizers:
         for t, k in steps:
             models[k].grad = torch.full((20_000,), float(node.rank * (k + 1) + t))
             optimizers[k].step()
-        return [[float(model.min()), float(model.max())] for model in models]
+        return [[float(model.detach().min()), float(model.detach().max())] for model in models]
 
 
 def test_two_optimizers_on_one_network_do_not_mix_their_messages() -> None:
     assert run_ranks(TwoOptimizers(True), 4) == run_ranks(TwoOptimizers(False), 4)
+
+
+@dataclass
+class Forgotten:
+    """Returns with every tracker still travelling, and nobody left to remember the optimizer."""
+
+    def run(self, node: Node) -> int:
+        def train() -> None:
+            network = dgt.Network(node, dgt.graphs.complete(node.size), [1.0] * node.size)
+            parameter = torch.nn.Parameter(torch.zeros(300_000))
+            optimizer = dgt.GradientTracking([parameter], lr=0.1, network=network)
+            time.sleep(0.05 * node.rank)
+            optimizer.step()
+
+        for _ in range(3):
+            train()
+        gc.collect()
+        node.barrier()
+        return len(node.under_way)
+
+
+def test_messages_outlive_the_optimizer_that_sent_them() -> None:
+    """Once, dropped receives left their messages in the connections and the next collective hung behind them."""
+    assert run_ranks(Forgotten(), 4) == dict.fromkeys(range(4), 3)
 
 
 @dataclass
