@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(method, "__wrapped__", method)
 
 
-class DecentralizedOptimizer(torch.optim.Optimizer):
+class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     """One step is: take the gradients, exchange with the neighbours, write the new parameters.
 
     Groups may have their own `lr` and `weight_decay` (the gradient becomes g + weight_decay * theta).
@@ -53,10 +54,15 @@ class DecentralizedOptimizer(torch.optim.Optimizer):
         self.iteration += 1
         return loss
 
-    # torch wraps these two only to keep its compiler from tracing them, and the wrapper imports that compiler:
-    # two seconds of start-up on every rank. The plain methods do the same work.
-    add_param_group = _plain(torch.optim.Optimizer.add_param_group)
+    # torch wraps these only to keep its compiler from tracing them, and the wrapper imports that compiler: two
+    # seconds of start-up on every rank. The plain methods do the same work.
     zero_grad = _plain(torch.optim.Optimizer.zero_grad)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """For the constructor only: the layout of the messages is agreed on there, once."""
+        if hasattr(self, "flat"):
+            raise ConfigError("add_param_group: give all parameters when making the optimizer, or make a new one")
+        _plain(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """What an exact continuation needs besides the model: groups, iteration, gradient and tracker."""
@@ -89,9 +95,9 @@ class DecentralizedOptimizer(torch.optim.Optimizer):
         masters = {"masters": self.flat.values} if self.flat.has_masters else {}
         return {"gradient": self.gradient, **masters}
 
+    @abc.abstractmethod
     def update(self) -> None:
-        """The algorithm itself."""
-        raise NotImplementedError
+        """The algorithm itself: from `self.flat` and its gradients to the next `self.flat`."""
 
     def read_gradient(self) -> None:
         """Bring `self.gradient` up to date from the parameters' gradients."""

@@ -324,7 +324,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 1
     (line,) = told(stderr)
-    assert re.match(r"dgt: error: (node \d+: neighbour \d+ is gone|rank \d+ ended)", line)
+    assert re.match(r"dgt: error: (node \d+: neighbour \d+ is gone|rank \d+ was killed \(SIGKILL\))", line)
     time.sleep(0.5)
     assert not alive(pids)
 

@@ -274,6 +274,19 @@ class WrongState:
         large.load_state_dict(small.state_dict())
 
 
+@dataclass
+class LateGroup:
+    def run(self, node: Node) -> None:
+        network = dgt.Network(node, dgt.graphs.ring(node.size), WEIGHTS)
+        optimizer = dgt.GradientTracking([torch.nn.Parameter(torch.zeros(3))], lr=0.1, network=network)
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+
+
+def test_a_late_parameter_group_is_refused_not_forgotten() -> None:
+    with pytest.raises(LaunchError, match="add_param_group: give all parameters"):
+        run_ranks(LateGroup(), NODES)
+
+
 def test_a_foreign_state_dict_is_refused() -> None:
     with pytest.raises(LaunchError, match="state_dict: made by DSGD, not by GradientTracking"):
         run_ranks(WrongState(), NODES)
