@@ -14,6 +14,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -133,7 +134,7 @@ def _signals_kept() -> Iterator[None]:
 
 def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) -> Any:
     """Entry of a rank started by `start_ranks`."""
-    _die_with_launcher(launcher)
+    _die_with_launcher(launcher, meeting)
     size = world.placement().size
     store = dist.FileStore(str(Path(meeting) / "store"), size)
 
@@ -223,8 +224,8 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _die_with_launcher(launcher: int) -> None:
-    """End this rank when the launcher is gone, however it went.
+def _die_with_launcher(launcher: int, meeting: str) -> None:
+    """End this rank when the launcher is gone, however it went, and tidy up in its place.
 
     A parent-death signal would not do: the parent is the forkserver, which lives as long as any rank does.
     """
@@ -238,6 +239,7 @@ def _die_with_launcher(launcher: int) -> None:
                 while True:
                     os.kill(launcher, 0)
                     time.sleep(1)
+        shutil.rmtree(meeting, ignore_errors=True)
         os._exit(EXIT_FAILED)
 
     threading.Thread(target=watch, daemon=True).start()

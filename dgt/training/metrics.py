@@ -34,10 +34,8 @@ def evaluate(problem: Problem, optimizer: DecentralizedOptimizer, gather_bytes: 
     weighted = [share * values.ravel() for values in mine.values()]
     small = torch.from_numpy(np.concatenate([*weighted, [float(network.bytes_sent)]]))
 
-    if (len(vectors) + 1) * theta.numel() * 8 <= gather_bytes:
-        totals, sums, deviation = _gathered(node, small, vectors, theta, share, copies)
-    else:
-        totals, sums, deviation = _summed(node, small, vectors, theta, share, copies)
+    put_together = _gathered if (len(vectors) + 1) * theta.numel() * 8 <= gather_bytes else _summed
+    totals, sums, deviation = put_together(node, small, vectors, theta, share, copies)
     if not node.is_main:
         return None
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -308,12 +309,16 @@ def test_ctrl_c_during_start_up_is_quiet_too(tmp_path: Path, seconds: float) -> 
 @pytest.mark.heavy
 def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
     process, pids = start_long_run(tmp_path)
+    meetings = set(Path(tempfile.gettempdir()).glob("dgt-*/rendezvous"))
+    assert meetings
     process.kill()
     process.communicate(timeout=20)
     deadline = time.monotonic() + 5
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not alive(pids)
+    # one of them was this run's; others may belong to runs of somebody else
+    assert any(not meeting.exists() for meeting in meetings), "nothing is left in the temporary directory"
 
 
 @pytest.mark.heavy

@@ -80,7 +80,7 @@ def assert_same(records: list[tuple[int, dict]], expected: list[tuple[int, dict]
     for (t, ours), (_, theirs) in zip(records, expected, strict=True):
         assert set(theirs) == set(ours) - {"seconds", "bytes_sent"}
         for name, value in theirs.items():
-            assert ours[name] == pytest.approx(value, rel=1e-10, abs=1e-10), (t, name, config)
+            assert ours[name] == pytest.approx(value, rel=1e-12, abs=1e-10), (t, name, config)
         if "tracking_residual" in ours:
             assert ours["tracking_residual"].max() < 1e-10
 
