@@ -139,10 +139,22 @@ class Node:
     device: torch.device
     backend: str
     timeout: float
-    control: dist.ProcessGroup
-    data: dist.ProcessGroup
+    groups: dict[str, dist.ProcessGroup]
     channels: int = 0
     under_way: set[Exchange] = field(default_factory=set)
+
+    @property
+    def control(self) -> dist.ProcessGroup:
+        return self._group("control")
+
+    @property
+    def data(self) -> dist.ProcessGroup:
+        return self._group("data")
+
+    def _group(self, name: str) -> dist.ProcessGroup:
+        if not self.groups:
+            raise RuntimeError("this node has left the network: keep what exchanges messages inside `with dgt.join()`")
+        return self.groups[name]
 
     @property
     def rank(self) -> int:
@@ -203,7 +215,7 @@ class Node:
         if self.backend == "nccl":
             group = dist.new_group(backend="nccl", timeout=timedelta(seconds=self.timeout), device_id=self.device)
             assert isinstance(group, dist.ProcessGroup)
-            self.data = group
+            self.groups["data"] = group
             # nccl wants all ranks in its first operation; batches of neighbours come later
             dist.barrier(group=group)
 
@@ -233,16 +245,19 @@ def connect(timeout: float, store: dist.Store | None = None) -> Iterator[Node]:
         raise PeerError(f"rank {where.rank}: could not meet the other ranks ({str(error).splitlines()[0]})") from error
     control = dist.group.WORLD
     assert control is not None
-    node = Node(where, torch.device("cpu"), "gloo", timeout, control=control, data=control)
+    node = Node(where, torch.device("cpu"), "gloo", timeout, groups={"control": control, "data": control})
+    del control
     _same_version(node)
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name
-    set_timeout(timedelta(seconds=timeout), control)
+    set_timeout(timedelta(seconds=timeout), node.control)
     yield node
     for exchange in list(node.under_way):
         exchange.complete()
     # together: a connection closed early takes with it what a slower neighbour has not read yet. After an error
     # nothing is tidied up: the process ends, and the closed connections tell the neighbours.
     node.barrier()
+    # the last reference ends gloo's threads; one that frees a tensor while Python shuts down aborts the process
+    node.groups.clear()
     dist.destroy_process_group()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from dgt.launch import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import named
 from dgt.world import Node
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import command, run_ranks
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -223,3 +225,20 @@ def test_parameter_groups_reach_the_weighted_optimum() -> None:
     for values in run_ranks(Torch(), 3).values():
         assert values[:2] == pytest.approx([0, 0], abs=1e-3)
         assert values[2] == pytest.approx((3 * 1 + 2 + 3) / 5, abs=1e-3)
+
+
+LEAVING = """
+import os, dgt
+
+with dgt.join() as node:
+    node.barrier()
+threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+assert not any("gloo" in name for name in threads), threads
+node.barrier()
+"""
+
+
+def test_a_node_that_left_has_no_threads_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    done = command([sys.executable, "leaving.py"], tmp_path)
+    assert "this node has left the network" in done.stderr.splitlines()[-1], done.stderr
