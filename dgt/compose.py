@@ -15,7 +15,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dgt.config import Config, ConfigError, nearest
+from dgt.checks import ConfigError, nearest
+from dgt.config import Config
 
 
 def conf_dir() -> Path:
@@ -24,13 +25,13 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[1] / "conf"
 
 
-def groups() -> dict[str, list[str]]:
-    """Every config group and its choices, as the files in `conf/` say."""
-    return {
-        folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
-        for folder in sorted(conf_dir().iterdir())
-        if folder.is_dir()
-    }
+def groups(search: Sequence[Path] = ()) -> dict[str, list[str]]:
+    """Every config group and its choices, as the files in `conf/` and in the user's own folders say."""
+    choices: dict[str, set[str]] = {}
+    for top in (conf_dir(), *search):
+        for folder in (path for path in top.iterdir() if path.is_dir()):
+            choices.setdefault(folder.name, set()).update(file.stem for file in folder.glob("*.yaml"))
+    return {group: sorted(names) for group, names in sorted(choices.items()) if names}
 
 
 def settings() -> list[str]:
@@ -38,37 +39,58 @@ def settings() -> list[str]:
     top = (conf_dir() / "config.yaml").read_text(encoding="utf-8").split("\n\n", 1)[1].splitlines()
     nested = []
     for group, choices in groups().items():
-        for choice in choices:
-            lines = (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
+        for choice in choices if group != "experiment" else []:
+            text = (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8")
+            lines = text.splitlines()
+            if "@package _global_" in text:  # the group's own keys are indented, the others belong to the top
+                lines = [line.strip() for line in lines if line.startswith("  ")]
             nested += [f"{group}.{line}   [{group}={choice}]" for line in lines if not line.startswith("name:")]
     return top + nested
 
 
+def experiments() -> list[str]:
+    """Each experiment with its first line of explanation."""
+    found = []
+    for choice in groups()["experiment"]:
+        lines = (conf_dir() / "experiment" / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
+        found.append(f"{choice}: {lines[1].lstrip('# ').rstrip(':')}")
+    return found
+
+
 def compose(overrides: Sequence[str]) -> Config:
     """The validated config these overrides ask for; raises `ConfigError` in plain words."""
+    search, _ = _search_path(overrides)
     parsed = parse(overrides)
     swept = next((item for item in parsed if item.is_sweep_override()), None)
     if swept is not None:
         raise ConfigError(f"{swept.input_line}: several values make a sweep; add -m")
-    choices = groups()
+    choices = groups(search)
     chosen = [str(item.input_line) for item in parsed if item.key_or_group in choices]
-    _check_keys([item for item in parsed if item.key_or_group not in choices], _compose(chosen))
-    return Config.from_dict(_compose([str(item.input_line) for item in parsed]))
+    known = _compose(chosen, search)
+    keys = [item for item in parsed if item.key_or_group not in choices]
+    free = [item for item in keys if _is_argument(item, known)]
+    _check_keys([item for item in keys if item not in free], known, choices)
+    lines = [f"+{item.input_line}" if item in free else str(item.input_line) for item in parsed]
+    return Config.from_dict(_compose(lines, search))
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
     """One list of overrides per run of a sweep: strategy=I,II topology=ring,grid makes four."""
+    search, _ = _search_path(overrides)
     values = [
         [f"{item.key_or_group}={value}" for value in item.sweep_string_iterator()]
         if item.is_sweep_override()
         else [str(item.input_line)]
         for item in parse(overrides)
     ]
-    return [list(run) for run in itertools.product(*values)]
+    always = [search_override(folder) for folder in search]
+    return [[*always, *run] for run in itertools.product(*values)]
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
     """Parse Hydra's override grammar and check group choices; weights=[1,2] and weights=FILE are unfolded."""
+    search, overrides = _search_path(overrides)
+    choices = groups(search)
     unfolded = [piece for override in overrides for piece in _unfold(override)]
     for override in unfolded:
         if "=" not in override and not override.startswith("~"):
@@ -78,11 +100,38 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     except HydraException as error:
         raise ConfigError(f"{' '.join(overrides)}: cannot read this ({str(error).splitlines()[0]})") from None
     for item in parsed:
-        for value in _choices_made(item):
-            options = groups()[item.key_or_group]
+        for value in _choices_made(item) if item.key_or_group in choices else []:
+            options = choices[item.key_or_group]
             if value not in options:
                 raise ConfigError(f"{item.key_or_group}={value}: {nearest(value, options)}")
     return parsed
+
+
+def search_override(folder: Path) -> str:
+    """A folder with config groups of one's own, as an override that travels with the others."""
+    return f"hydra.searchpath={folder}"
+
+
+def _search_path(overrides: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The user's own config folders, and all other overrides."""
+    search, rest = [], []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key != "hydra.searchpath":
+            rest.append(override)
+            continue
+        folder = Path(value.strip("[]").removeprefix("file://")).resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {value}: no such folder")
+        search.append(folder)
+    return search, rest
+
+
+def _is_argument(item: Override, composed: dict[str, Any]) -> bool:
+    """Whether this is an argument of a problem from outside the package, whose keys are its own."""
+    section, _, key = item.key_or_group.partition(".")
+    problem = composed.get("problem")
+    return section == "problem" and isinstance(problem, dict) and "_target_" in problem and key not in problem
 
 
 def _unfold(override: str) -> list[str]:
@@ -96,14 +145,15 @@ def _unfold(override: str) -> list[str]:
 
 
 def _choices_made(item: Override) -> list[str]:
-    if item.key_or_group not in groups():
-        return []
     if item.is_sweep_override():
         return [str(value) for value in item.sweep_string_iterator()]
     return [str(item.value())]
 
 
-def _compose(overrides: list[str]) -> dict[str, Any]:
+def _compose(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:
+    if search:
+        folders = ",".join(f"'file://{folder}'" for folder in search)
+        overrides = [f"hydra.searchpath=[{folders}]", *overrides]
     try:
         with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
             composed = hydra_compose("config", overrides=overrides)
@@ -117,7 +167,7 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def _check_keys(items: list[Override], composed: dict[str, Any]) -> None:
+def _check_keys(items: list[Override], composed: dict[str, Any], choices: dict[str, list[str]]) -> None:
     """A key must exist for the choices made: topology.radius belongs to geometric only."""
     known = dict(_flatten(composed))
     for item in items:
@@ -130,7 +180,7 @@ def _check_keys(items: list[Override], composed: dict[str, Any]) -> None:
             choice = composed[section]["name"]
             hint = nearest(key, own) if own else "it has no settings"
             raise ConfigError(f"{key}: {section}={choice} has no such key; {hint}")
-        top = sorted({name.split(".")[0] for name in known} | set(groups()))
+        top = sorted({name.split(".")[0] for name in known} | set(choices))
         raise ConfigError(f"{key}: no such key; {nearest(key, top)}")
 
 

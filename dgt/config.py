@@ -7,12 +7,11 @@ or raises one `ConfigError` that names the key, the value and what is allowed. N
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
+
+from dgt.checks import ConfigError, build, check_choice, check_range
 
 STRATEGIES = ("I", "II")
 ALGORITHMS = ("gradient_tracking", "dsgd", "allreduce")
@@ -20,54 +19,14 @@ TOPOLOGIES = (
     "ring", "grid", "torus", "exponential", "erdos_renyi", "geometric", "complete", "star", "tailored", "file",
 )  # fmt: skip
 WEIGHTS = ("uniform", "A", "B", "C", "D", "list", "file", "data_size")
-PROBLEMS = ("least_squares",)
+PARTITIONS = ("iid", "dirichlet")
+MODELS = ("resnet18", "resnet20", "cnn")
+NORMS = ("batch", "group")
+BUFFERS = ("local", "mixed", "recalibrated")
 LOGGERS = ("jsonl", "tensorboard")
 BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("float64", "float32")
-
-Section = TypeVar("Section")
-
-
-class ConfigError(ValueError):
-    """Bad input: one line that names the value and what is allowed, and exit code 2."""
-
-
-class SharedError(ConfigError):
-    """A `ConfigError` found by comparing the ranks: all of them raise it, so only rank 0 needs to speak."""
-
-
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """'did you mean ...' for a mistyped word, followed by all choices when they are few."""
-    known = list(choices)
-    by_lower = {choice.lower(): choice for choice in known}
-    close = [by_lower[match] for match in difflib.get_close_matches(str(word).lower(), by_lower, n=3, cutoff=0.5)]
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    return f"{hint}allowed: {', '.join(known)}" if len(known) <= 24 or not close else hint.strip()
-
-
-def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
-    if value not in tuple(choices):
-        raise ConfigError(f"{key}={value}: {nearest(value, choices)}")
-
-
-def check_range(
-    key: str,
-    value: float,
-    low: float = -math.inf,
-    high: float = math.inf,
-    *,
-    open_low: bool = False,
-    open_high: bool = False,
-) -> None:
-    """Raise unless value lies between low and high; an open end excludes the bound itself."""
-    too_low = value <= low if open_low else value < low
-    too_high = value >= high if open_high else value > high
-    if not math.isfinite(value) or too_low or too_high:
-        lower = "" if low == -math.inf else f"{'above' if open_low else 'at least'} {low:g}"
-        upper = "" if high == math.inf else f"{'below' if open_high else 'at most'} {high:g}"
-        allowed = " and ".join(part for part in (lower, upper) if part) or "a finite number"
-        raise ConfigError(f"{key}={value}: must be {allowed}")
+DTYPES = ("auto", "float64", "float32")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,13 +103,115 @@ class LeastSquaresConfig:
     """rho."""
 
     def __post_init__(self) -> None:
-        check_choice("problem", self.name, PROBLEMS)
         check_range("problem.dimension", self.dimension, 1)
         check_range("problem.noise", self.noise, 0)
         check_range("problem.curvature_min", self.curvature_min, 0, open_low=True)
         check_range("problem.curvature_max", self.curvature_max, self.curvature_min)
         check_range("problem.offset", self.offset, 0)
         check_range("problem.regularization", self.regularization, 0)
+
+
+@dataclass(slots=True, kw_only=True)
+class PartitionConfig:
+    """How samples are dealt out to the nodes; shared by all problems with data."""
+
+    partition: str = "iid"
+    """iid, or dirichlet for shards of unequal labels."""
+    beta: float = 0.5
+    """dirichlet: the smaller, the fewer labels a node sees."""
+    sizes: list[float] | None = None
+    """Shares of the samples, one per node; null: in proportion to the weights."""
+
+    def __post_init__(self) -> None:
+        check_choice("problem.partition", self.partition, PARTITIONS)
+        check_range("problem.beta", self.beta, 0, open_low=True)
+        for size in self.sizes or []:
+            check_range("problem.sizes", size, 0, open_low=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class Cifar10Config(PartitionConfig):
+    name: str = "cifar10"
+    """Image classification on CIFAR-10."""
+    model: str = "resnet18"
+    """resnet18 (the paper's), resnet20 or cnn, both small enough for a CPU."""
+    norm: str = "batch"
+    """batch or group normalisation."""
+    buffers: str = "local"
+    """BatchNorm statistics: local, mixed with the neighbours', or recalibrated for the average model."""
+    batch: int = 128
+    """Samples per node and iteration."""
+    augment: bool = True
+    """Random crops and flips."""
+    weight_decay: float = 5e-4
+    """On the weights of convolutions and linear layers only."""
+    test_samples: int = 10000
+    """Test images used at evaluations."""
+    root: str | None = None
+    """Where the data set is stored; null: the user's cache directory."""
+
+    def __post_init__(self) -> None:
+        # slots=True makes a new class, which the short form of super() does not know
+        PartitionConfig.__post_init__(self)
+        check_choice("problem.model", self.model, MODELS)
+        check_choice("problem.norm", self.norm, NORMS)
+        check_choice("problem.buffers", self.buffers, BUFFERS)
+        check_range("problem.batch", self.batch, 1)
+        check_range("problem.weight_decay", self.weight_decay, 0)
+        check_range("problem.test_samples", self.test_samples, 1, 10000)
+
+
+@dataclass(slots=True, kw_only=True)
+class TextConfig:
+    name: str = "text"
+    """A character transformer that learns to continue a text."""
+    path: str | None = None
+    """Text file (UTF-8); null: the text that comes with dgt."""
+    context: int = 64
+    """Characters the model looks back."""
+    layers: int = 2
+    """Transformer blocks."""
+    heads: int = 2
+    """Attention heads."""
+    width: int = 64
+    """Numbers per character, a multiple of heads."""
+    batch: int = 16
+    """Pieces of text per node and iteration."""
+    weight_decay: float = 0.0
+    """On the weights of linear layers only."""
+    sizes: list[float] | None = None
+    """Shares of the text, one per node; null: in proportion to the weights."""
+
+    def __post_init__(self) -> None:
+        for key in ("context", "layers", "heads", "batch"):
+            check_range(f"problem.{key}", getattr(self, key), 1)
+        check_range("problem.width", self.width, self.heads)
+        if self.width % self.heads:
+            raise ConfigError(f"problem.width={self.width}: must be a multiple of problem.heads={self.heads}")
+        check_range("problem.weight_decay", self.weight_decay, 0)
+        for size in self.sizes or []:
+            check_range("problem.sizes", size, 0, open_low=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class CustomConfig:
+    """A problem from outside the package: the class or function `target` is called with the arguments."""
+
+    name: str = "custom"
+    target: str
+    """Dotted path of a `dgt.Problem`, such as my_package.my_module.MyProblem."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments beside the context."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, str) or not self.target:
+            raise ConfigError("problem._target_: give the class, such as problem._target_=my_module.MyProblem")
+
+
+ProblemConfig = LeastSquaresConfig | Cifar10Config | TextConfig | CustomConfig
+PROBLEMS: dict[str, type] = {
+    "least_squares": LeastSquaresConfig, "cifar10": Cifar10Config, "text": TextConfig,
+}  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,7 +237,7 @@ class Config:
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
-    problem: LeastSquaresConfig = field(default_factory=LeastSquaresConfig)
+    problem: ProblemConfig = field(default_factory=LeastSquaresConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     nodes: int | None = None
@@ -191,6 +252,8 @@ class Config:
     """Iterations between evaluations of the whole network."""
     seed: int = 0
     """Seed of problem data, start and gradient noise."""
+    seeds: list[int] = field(default_factory=lambda: list(range(10)))
+    """dgt compare: the seeds to run, or how many."""
     timeout: float = 60.0
     """Seconds to wait for a neighbour before giving up."""
     backend: str = "auto"
@@ -199,8 +262,8 @@ class Config:
     """auto (what suits the problem), cpu or cuda."""
     overlap: bool = True
     """Let the tracker exchange travel while the next gradient is computed."""
-    dtype: str = "float64"
-    """float64 or float32."""
+    dtype: str = "auto"
+    """auto (float64 for least squares, float32 for the rest), float64 or float32."""
     run_dir: str | None = None
     """Run directory; null is runs/<time>-<problem>-<weights>-<topology>-<strategy>."""
 
@@ -211,7 +274,10 @@ class Config:
         check_range("lr", self.lr, 0, open_low=True)
         check_range("iterations", self.iterations, 0)
         check_range("eval_every", self.eval_every, 1)
-        check_range("seed", self.seed, 0, 2**63 - 1)
+        for seed in (self.seed, *self.seeds):
+            check_range("seed", seed, 0, 2**63 - 1)
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"seeds={self.seeds}: must be a count above 0 or a list of different seeds")
         check_range("timeout", self.timeout, 0, open_low=True)
         check_choice("backend", self.backend, BACKENDS)
         check_choice("device", self.device, DEVICES)
@@ -219,48 +285,38 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        return _build(cls, values, "")
+        plain = {key: value for key, value in values.items() if key != "problem"}
+        count = plain.get("seeds")
+        if type(count) is int:
+            check_range("seeds", count, 1)
+            plain["seeds"] = list(range(count))
+        config = build(cls, plain, "")
+        if "problem" in values:
+            config.problem = problem_from_dict(values["problem"])
+        return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only; what is unset within a group is left out."""
+        """Plain values only; what is unset within a group is left out. `from_dict` reads it back."""
         values = dataclasses.asdict(self)
+        if isinstance(self.problem, CustomConfig):
+            custom = self.problem
+            values["problem"] = {"name": custom.name, "_target_": custom.target, **custom.arguments}
         for key, value in values.items():
             if isinstance(value, dict):
                 values[key] = {name: item for name, item in value.items() if item is not None}
         return values
 
 
-def _build(section: type[Section], values: Mapping[str, Any], prefix: str) -> Section:
-    """Make the dataclass from a dictionary, checking every key and type on the way."""
-    types = typing.get_type_hints(section)
-    arguments = {}
-    for key, value in values.items():
-        if key not in types:
-            raise ConfigError(f"{prefix}{key}: no such key; {nearest(key, types)}")
-        arguments[key] = _convert(types[key], value, prefix + key)
-    return section(**arguments)
-
-
-def _convert(kind: Any, value: Any, key: str) -> Any:
-    """Check a value against its annotation; whole numbers are fine where numbers are expected."""
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{key}={value}: expected a group of keys")
-        return _build(typing.cast(type, kind), value, key + ".")
-    options = typing.get_args(kind) if typing.get_origin(kind) is not list else ()
-    if options:
-        if value is None and type(None) in options:
-            return None
-        return _convert(next(option for option in options if option is not type(None)), value, key)
-    if typing.get_origin(kind) is list:
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{key}={value}: expected a list")
-        return [_convert(typing.get_args(kind)[0], item, key) for item in value]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-        raise ConfigError(f"{key}={value}: must be {words[kind]}")
-    return value
+def problem_from_dict(values: Mapping[str, Any]) -> ProblemConfig:
+    """The problem named in `values`; with a `_target_` it is one's own, and all other keys are its arguments."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"problem={values}: expected a group of keys")
+    if "_target_" in values:
+        arguments = {key: value for key, value in values.items() if key not in ("name", "_target_")}
+        target = values["_target_"]
+        name = values.get("name") or str(target).rpartition(".")[2]
+        return CustomConfig(name=name, target=target, arguments=arguments)
+    name = values.get("name", "least_squares")
+    check_choice("problem", name, PROBLEMS)
+    problem: ProblemConfig = build(PROBLEMS[name], values, "problem.")
+    return problem

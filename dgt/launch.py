@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -24,15 +25,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
-import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from dgt import world
-from dgt.config import Config, ConfigError, SharedError
+from dgt.checks import ConfigError, SharedError
+from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
 from dgt.training.trainer import TrainingError
 
@@ -69,11 +70,20 @@ class JoinOptions:
     @classmethod
     def from_config(cls, config: Config) -> JoinOptions:
         # ten numbers are not worth a GPU: least squares goes there only when asked
-        device = "cpu" if config.device == "auto" and config.problem.name == "least_squares" else config.device
+        small = isinstance(config.problem, LeastSquaresConfig)
+        device = "cpu" if config.device == "auto" and small else config.device
         return cls(config.backend, device, config.timeout)
 
 
-def start_ranks(job: Job, nodes: int, options: JoinOptions) -> dict[int, Any]:
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A user's own Python program, to be run by every rank."""
+
+    path: str
+    arguments: list[str]
+
+
+def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int, Any]:
     """Start `nodes` ranks on this host, run the job on each, return what each returned."""
     world.prepare_children()
     multiprocessing.set_forkserver_preload(PRELOAD)
@@ -132,11 +142,10 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) -> Any:
+def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher: int) -> Any:
     """Entry of a rank started by `start_ranks`."""
     _die_with_launcher(launcher, meeting)
-    size = world.placement().size
-    store = dist.FileStore(str(Path(meeting) / "store"), size)
+    world.meet_in(Path(meeting) / "store")
 
     def note(rank: int, error: BaseException) -> None:
         record = {
@@ -152,7 +161,9 @@ def _forked_rank(job: Job, options: JoinOptions, meeting: str, launcher: int) ->
         draft.write_text(json.dumps(record), encoding="utf-8")
         draft.replace(Path(meeting) / f"failure-{rank}")  # the launcher may end this rank at any moment
 
-    return _as_rank(lambda: job, lambda _: options, note, store)
+    if isinstance(job, Script):
+        return _as_script(job, note)
+    return _as_rank(lambda: job, lambda _: options, note)
 
 
 def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptions]) -> Any:
@@ -166,14 +177,13 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
         else:
             time.sleep(1.0)  # a launcher may end everyone at the first exit; rank 0 speaks first
 
-    return _as_rank(prepare, options, say, None)
+    return _as_rank(prepare, options, say)
 
 
 def _as_rank(
     prepare: Callable[[], AnyJob],
     options: Callable[[AnyJob], JoinOptions],
     tell: Callable[[int, BaseException], None],
-    store: dist.Store | None,
 ) -> Any:
     """Join, make sure all ranks start the same job, run it; leave at once when it fails."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every rank: end, without a traceback each
@@ -185,7 +195,7 @@ def _as_rank(
         except ConfigError as error:
             trouble = str(error)
         settings = options(job) if job is not None else JoinOptions()
-        with world.connect(settings.timeout, store) as node:
+        with world.connect(settings.timeout) as node:
             share_trouble(node, trouble)
             assert job is not None, "trouble was raised"
             agree(node, {name: str(value) for name, value in dataclasses.asdict(settings).items()})
@@ -193,10 +203,30 @@ def _as_rank(
             return job.run(node)
     except Exception as error:
         tell(rank, error)
-        # no orderly leave: neighbours notice a closed connection at once and follow
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_exit_code(error))
+        _leave_at_once(_exit_code(error))
+
+
+def _as_script(script: Script, tell: Callable[[int, BaseException], None]) -> None:
+    """Run a user's own program as this rank; it joins by itself, with `dgt.join()`."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.argv = [script.path, *script.arguments]
+    sys.path.insert(0, str(Path(script.path).resolve().parent))  # as `python script.py` has it
+    try:
+        runpy.run_path(script.path, run_name="__main__")
+    except SystemExit as leave:
+        if leave.code:
+            tell(world.placement().rank, RuntimeError(f"{script.path} exited with {leave.code}"))
+            _leave_at_once(leave.code if isinstance(leave.code, int) else EXIT_FAILED)
+    except Exception as error:
+        tell(world.placement().rank, error)
+        _leave_at_once(_exit_code(error))
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """No orderly leave: neighbours notice a closed connection at once and follow."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:

@@ -51,11 +51,11 @@ def gradient_tracking(
     gradient = problem.gradient(theta, 0)
     tracker = G * gradient
     for t in range(iterations):
-        theta = _mix(W, theta - _at(lr, t) * tracker)
+        theta = mix(W, theta - _at(lr, t) * tracker)
         yield State(t + 1, theta, tracker, gradient)
         if t + 1 < iterations:
             following = problem.gradient(theta, t + 1)
-            tracker = _mix(W, tracker) + G * (following - gradient)
+            tracker = mix(W, tracker) + G * (following - gradient)
             gradient = following
 
 
@@ -66,7 +66,7 @@ def dsgd(
     theta, G = problem.start, _column(plan.gradient_scale, problem.start)
     yield State(0, theta)
     for t in range(iterations):
-        theta = _mix(W, theta - _at(lr, t) * G * problem.gradient(theta, t))
+        theta = mix(W, theta - _at(lr, t) * G * problem.gradient(theta, t))
         yield State(t + 1, theta)
 
 
@@ -120,7 +120,8 @@ def network_metrics(state: State, problem: StackedProblem, weights: Weights, pla
     return metrics
 
 
-def _mix(W: scipy.sparse.csr_array, theta: Array) -> Array:
+def mix(W: scipy.sparse.csr_array, theta: Array) -> Array:
+    """W theta: what every exchange with the neighbours amounts to; buffers are mixed in the same way."""
     return (W @ theta.reshape(len(theta), -1)).reshape(theta.shape)
 
 

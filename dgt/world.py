@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import re
 import socket
@@ -16,12 +17,13 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from dgt.config import ConfigError, SharedError
+from dgt.checks import ConfigError, SharedError
 
 
 class PeerError(RuntimeError):
@@ -229,7 +231,7 @@ def join(*, backend: str = "auto", device: str = "auto", timeout: float = 60.0) 
 
 
 @contextlib.contextmanager
-def connect(timeout: float, store: dist.Store | None = None) -> Iterator[Node]:
+def connect(timeout: float) -> Iterator[Node]:
     """Meet all ranks over gloo; `Node.settle` decides the rest."""
     where = placement()
     share_cores(where.local_size)
@@ -239,7 +241,7 @@ def connect(timeout: float, store: dist.Store | None = None) -> Iterator[Node]:
         # one host: nothing has to be reachable from elsewhere
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        store = _store(where, patience) if store is None else store
+        store = _store(where, patience)
         dist.init_process_group("gloo", store=store, rank=where.rank, world_size=where.size, timeout=patience)
     except RuntimeError as error:
         raise PeerError(f"rank {where.rank}: could not meet the other ranks ({str(error).splitlines()[0]})") from error
@@ -262,6 +264,13 @@ def connect(timeout: float, store: dist.Store | None = None) -> Iterator[Node]:
 
 
 MEETING_SECONDS = 300.0
+MEETING_FILE = "DGT_MEETING_FILE"
+_meetings = itertools.count()
+
+
+def meet_in(path: Path) -> None:
+    """Ranks that `dgt` started meet through a file: nothing listens, and nothing is looked up."""
+    os.environ[MEETING_FILE] = str(path)
 
 
 def _same_version(node: Node) -> None:
@@ -283,7 +292,11 @@ def _gpu_number(device: torch.device) -> int:
 
 
 def _store(where: Placement, patience: timedelta) -> dist.Store:
-    """Where ranks find each other: nowhere to go alone, torchrun's store, or one on the Slurm step's first host."""
+    """Where ranks find each other: dgt's own file, nowhere to go alone, torchrun's store, or the first Slurm host's."""
+    if MEETING_FILE in os.environ:
+        # a file per meeting: a script may join more than once
+        path = f"{os.environ[MEETING_FILE]}-{next(_meetings)}"
+        return dist.FileStore(path, where.size)
     if where.launcher == "alone":
         return dist.HashStore()
     if where.launcher == "torchrun":
@@ -312,6 +325,11 @@ def share_cores(ranks_here: int) -> None:
         # Linux: let a rank finish its slice instead of being preempted at every message that wakes another
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def cache_dir() -> Path:
+    """Where data sets are kept, once per user and host."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgt"
 
 
 def prepare_children() -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from dgt import launch
+from dgt import launch, world
+from dgt.data import cifar10
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_launcher() -> None:
     # forked ranks import the main module again, which is pytest here: let the warm process have it already
     launch.PRELOAD.append("pytest")
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Where the real CIFAR-10 is, fetched if need be."""
+    cifar10.ensure(world.cache_dir())
+    return world.cache_dir()

@@ -2,7 +2,8 @@ import dataclasses
 
 import pytest
 
-from dgt.config import Config, ConfigError
+from dgt.checks import ConfigError
+from dgt.config import Config
 
 
 def test_defaults_are_the_papers_settings() -> None:

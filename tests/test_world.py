@@ -2,7 +2,7 @@
 
 import pytest
 
-from dgt.config import ConfigError
+from dgt.checks import ConfigError
 from dgt.world import Placement, choose_backend, choose_device, detect, slurm_rendezvous
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}

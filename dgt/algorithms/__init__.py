@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -16,7 +17,11 @@ __all__ = ["DSGD", "AllReduce", "DecentralizedOptimizer", "GradientTracking", "f
 
 
 def from_name(
-    name: str, parameters: Iterable[torch.nn.Parameter], lr: float, network: Network, overlap: bool = True
+    name: str,
+    parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
+    lr: float,
+    network: Network,
+    overlap: bool = True,
 ) -> DecentralizedOptimizer:
     """The optimizer a config asks for."""
     if name == "gradient_tracking":

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dgt.config import ConfigError, check_range
+from dgt.checks import ConfigError, check_range
 from dgt.exchange.agreement import agree
 from dgt.exchange.flat import FlatParameters
 from dgt.exchange.network import Network

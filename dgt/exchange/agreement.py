@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from dgt.config import SharedError
+from dgt.checks import SharedError
 from dgt.world import Node
 
 SLOTS = 24

@@ -1,12 +1,13 @@
 """The strategy's network average of a model: sum_i pi_i theta_i, with pi = 1/n (I) or lambda/n (II).
 
-Parameters and floating-point buffers are averaged, one message per dtype; integer buffers are left alone.
+Parameters and floating-point buffers are averaged, one message per dtype; integer buffers are left alone. BatchNorm
+statistics of averaged models do not fit averaged parameters exactly: `recalibrate` measures them anew.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,18 +18,18 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def averaged(network: Network, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def averaged(
+    network: Network, model: torch.nn.Module, recalibrate: Callable[[], None] | None = None
+) -> Iterator[torch.nn.Module]:
     """The model holds the network average inside the block and its own values again after it. All ranks call it."""
-    tensors = _floating(model)
+    tensors = [*model.parameters(), *model.buffers()]
     own = [tensor.detach().clone() for tensor in tensors]
-    with torch.no_grad():
-        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-            same = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.flatten() for tensor in same]).mul_(network.average_weight)
-            network.node.sum(flat)
-            for tensor, piece in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
-                tensor.copy_(piece.view_as(tensor))
     try:
+        with torch.no_grad():
+            _sum_over_nodes(network, tensors, network.average_weight)
+            if recalibrate is not None:
+                recalibrate()
+                _pool_statistics(network, model)
         yield model
     finally:
         with torch.no_grad():
@@ -36,9 +37,11 @@ def averaged(network: Network, model: torch.nn.Module) -> Iterator[torch.nn.Modu
                 tensor.copy_(value)
 
 
-def save_average(network: Network, model: torch.nn.Module, path: str | Path) -> None:
+def save_average(
+    network: Network, model: torch.nn.Module, path: str | Path, recalibrate: Callable[[], None] | None = None
+) -> None:
     """Rank 0 writes the averaged `state_dict`, complete or not at all; all ranks call it."""
-    with averaged(network, model):
+    with averaged(network, model, recalibrate):
         if network.node.is_main:
             path = Path(path)
             draft = path.with_name(path.name + ".part")
@@ -46,7 +49,27 @@ def save_average(network: Network, model: torch.nn.Module, path: str | Path) -> 
             draft.replace(path)
 
 
-def _floating(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Every floating-point parameter and buffer once, tied ones too, in the model's order."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return [tensor for tensor in tensors if tensor.is_floating_point()]
+def _sum_over_nodes(network: Network, tensors: Iterable[torch.Tensor], share: float) -> None:
+    """t = sum_i share_i t_i for every floating-point tensor, in place."""
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+    for dtype in sorted({tensor.dtype for tensor in floating}, key=str):
+        same = [tensor for tensor in floating if tensor.dtype == dtype]
+        flat = torch.cat([tensor.flatten() for tensor in same]).mul_(share)
+        network.node.sum(flat)
+        for tensor, piece in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+            tensor.copy_(piece.view_as(tensor))
+
+
+def _pool_statistics(network: Network, model: torch.nn.Module) -> None:
+    """BatchNorm statistics of all nodes' data together: means are averaged, and E[x^2] in place of the variances."""
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+    statistics = [
+        (layer.running_mean, layer.running_var)
+        for layer in layers
+        if layer.running_mean is not None and layer.running_var is not None
+    ]
+    for mean, variance in statistics:
+        variance.add_(mean.square())
+    _sum_over_nodes(network, [tensor for pair in statistics for tensor in pair], network.weight / network.node.size)
+    for mean, variance in statistics:
+        variance.sub_(mean.square())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dgt.config import ConfigError
+from dgt.checks import ConfigError
 
 
 class FlatParameters:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import torch
 
-from dgt.config import ConfigError, check_range
+from dgt.checks import ConfigError, check_range
 from dgt.exchange.agreement import agree
 from dgt.exchange.average import averaged, save_average
 from dgt.exchange.transport import Pending, Transport
@@ -61,18 +61,29 @@ class Network:
         return self._transports[-1]
 
     @contextlib.contextmanager
-    def average(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """with network.average(model): the model is the strategy's network average inside. All ranks call it."""
+    def average(
+        self, model: torch.nn.Module, recalibrate: Callable[[], None] | None = None
+    ) -> Iterator[torch.nn.Module]:
+        """with network.average(model): the model is the strategy's network average inside. All ranks call it.
+
+        `recalibrate` is called on the averaged model to renew its BatchNorm statistics, for example with
+        `torch.optim.swa_utils.update_bn`; the statistics of all nodes are then pooled.
+        """
         self._model = model
-        with averaged(self, model):
+        with averaged(self, model, recalibrate):
             yield model
 
-    def save_average(self, path: str | Path, model: torch.nn.Module | None = None) -> None:
+    def save_average(
+        self,
+        path: str | Path,
+        model: torch.nn.Module | None = None,
+        recalibrate: Callable[[], None] | None = None,
+    ) -> None:
         """Write the network average as an ordinary state_dict; the model is that of the last `average` if not given."""
         model = model if model is not None else self._model
         if model is None:
             raise ConfigError("save_average: give the model, network.save_average(path, model)")
-        save_average(self, model, path)
+        save_average(self, model, path, recalibrate)
 
     @property
     def bytes_sent(self) -> int:

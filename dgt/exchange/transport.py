@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from dgt.world import Node, PeerError, absence
 
-KINDS = ("parameters", "tracker", "both", "handshake")
+KINDS = ("parameters", "tracker", "both", "handshake", "buffers")
 CHANNELS = 256
 
 

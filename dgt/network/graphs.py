@@ -13,7 +13,8 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 
-from dgt.config import ConfigError, TopologyConfig, check_range
+from dgt.checks import ConfigError, check_range
+from dgt.config import TopologyConfig
 from dgt.network.tailored import build_graph_from_weights
 from dgt.network.weights import Weights
 

@@ -13,7 +13,8 @@ import networkx as nx
 import numpy as np
 import scipy.sparse
 
-from dgt.config import STRATEGIES, ConfigError, check_choice, check_range
+from dgt.checks import ConfigError, check_choice, check_range
+from dgt.config import STRATEGIES
 from dgt.network.graphs import check as check_graph
 from dgt.network.weights import Weights, normalise, uniform
 

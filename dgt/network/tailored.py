@@ -9,7 +9,7 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from dgt.config import check_range
+from dgt.checks import check_range
 from dgt.network.weights import Weights
 
 TRIALS = 50

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dgt.config import ConfigError, WeightsConfig, check_choice
+from dgt.checks import ConfigError, check_choice
+from dgt.config import WeightsConfig
 
 Weights = npt.NDArray[np.float64]
 

@@ -1,15 +1,47 @@
-"""The interface between a problem and the trainer."""
+"""The interface between a problem and the trainer, and everything a problem of one's own has to provide.
+
+class MyProblem(dgt.Problem):
+    def __init__(self, context: dgt.ProblemContext, width: int = 32) -> None:
+        self.model = ...                              # on context.device, trained on node context.node's own data
+
+    def backward(self, iteration: int) -> float:
+        loss = ...
+        loss.backward()                               # the optimizer does the rest
+        return loss.item()
+
+    def measure(self) -> dict[str, float]:            # optional: what to report besides the loss
+        return {"accuracy": ...}
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import abc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from dgt.network.weights import Weights
 
-class Problem(Protocol):
+
+@dataclass(frozen=True, slots=True)
+class ProblemContext:
+    """What a node knows when its problem is made."""
+
+    node: int
+    weights: Weights
+    seed: int
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def nodes(self) -> int:
+        return int(self.weights.size)
+
+
+class Problem(abc.ABC):
     """One node's share of the global loss F = 1/n sum_i lambda_i F_i.
 
     `copies` independent problems may be stacked in one model (the same network, several seeds): every metric
@@ -17,16 +49,35 @@ class Problem(Protocol):
     """
 
     model: torch.nn.Module
-    copies: int
+    copies: int = 1
+    measures_start: bool = True
+    """Whether the start is worth an evaluation."""
+    mixes_buffers: bool = False
+    """Whether floating-point buffers (BatchNorm statistics) are mixed with the neighbours' after each step."""
 
-    def backward(self, iteration: int) -> None:
-        """Leave the stochastic gradient of F_i at the model's parameters in their `.grad`."""
-        ...
+    @abc.abstractmethod
+    def backward(self, iteration: int) -> float | None:
+        """Leave the stochastic gradient of F_i in the parameters' `.grad`, which is empty before; return the loss.
 
-    def measure(self) -> dict[str, np.ndarray]:
-        """This node's quantities whose lambda-weighted mean over the network is wanted, each [copies, ...]."""
-        ...
+        The network's mean of the returned losses since the last evaluation is reported as `loss`.
+        """
+
+    def parameters(self) -> Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]:
+        """Parameters or parameter groups, as for any torch optimizer."""
+        return self.model.parameters()
+
+    def measure(self) -> Mapping[str, float | np.ndarray]:
+        """This node's quantities whose lambda-weighted mean over the network is wanted; [copies, ...] if stacked."""
+        return {}
+
+    def measure_average(self, part: int, parts: int) -> dict[str, float]:
+        """While `model` is the network average: this rank's part of its metrics; the ranks' parts are added up."""
+        return {}
+
+    def recalibration(self) -> Callable[[], None] | None:
+        """How to bring the buffers up to date with the averaged parameters, if they should be."""
+        return None
 
     def summarise(self, means: Mapping[str, np.ndarray], average: np.ndarray) -> dict[str, np.ndarray]:
         """Metrics [copies] from the network's means and its average parameters [copies, parameters]."""
-        ...
+        return {name: np.broadcast_to(values, (self.copies,)) for name, values in means.items()}

@@ -17,6 +17,7 @@ import torch
 
 from dgt.config import LeastSquaresConfig
 from dgt.network.weights import Weights
+from dgt.problems.base import Problem
 
 Array = npt.NDArray[np.float64]
 Sampler = Callable[[int, int, int, range, int], Array]
@@ -107,7 +108,7 @@ def summarise(means: Mapping[str, Array], average: Array, optimum: Array) -> dic
     }
 
 
-class LeastSquaresProblem:
+class LeastSquaresProblem(Problem):
     """One node's least squares as a model with a single parameter [seeds, dimension]."""
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +13,70 @@ import numpy as np
 
 from dgt.report.tables import table
 
-METRIC = "grad_norm"
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What the strategies are compared by: a column of the CSV and which late part of the run counts."""
+
+    column: str
+    label: str
+    late: float  # share of the iterations after which values count
+    late_words: str
+    logarithmic: bool
+
+
+# the paper's two: exact gradients for least squares, the mean loss of 30 iterations for models trained on data
+GRADIENT = Measure("grad_norm", "weighted gradient norm", 0.8, "last fifth", True)
+LOSS = Measure("loss", "interval loss", 0.5, "second half", False)
+ACCURACY = Measure("accuracy", "test accuracy", 0.8, "last fifth", False)
+
 # Okabe-Ito colours, told apart in print and by colour-blind readers
 STYLE = {"I": {"color": "#D55E00", "linestyle": "--"}, "II": {"color": "#0072B2", "linestyle": "-"}}
 
 Curves = dict[tuple[str, str, str], dict[int, list[float]]]  # (weights, topology, strategy) -> iteration -> per seed
 
 
-def read(path: str | Path, metric: str = METRIC) -> Curves:
-    """Curves of one metric, the seeds of an iteration side by side."""
+def read(path: str | Path, column: str) -> Curves:
+    """Curves of one column, the seeds of an iteration side by side; empty if the run has no such metric."""
     curves: Curves = {}
     with Path(path).open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            cell = curves.setdefault((row["weights"], row["topology"], row["strategy"]), {})
-            cell.setdefault(int(row["iteration"]), []).append(float(row[metric]))
+            if row[column]:
+                cell = curves.setdefault((row["weights"], row["topology"], row["strategy"]), {})
+                cell.setdefault(int(row["iteration"]), []).append(float(row[column]))
     return curves
 
 
-def late_mean(curve: dict[int, list[float]]) -> float:
-    """Mean over seeds and the last fifth of the iterations."""
-    start = 0.8 * max(curve)
+def measure_of(path: str | Path) -> Measure:
+    """The gradient norm where it is known, else the loss."""
+    return GRADIENT if read(path, GRADIENT.column) else LOSS
+
+
+def late_mean(curve: dict[int, list[float]], late: float) -> float:
+    """Mean over seeds and the late part of the iterations."""
+    start = late * max(curve)
     return float(np.mean([values for iteration, values in curve.items() if iteration >= start]))
 
 
 def summarise(path: str | Path) -> list[dict[str, Any]]:
     """One row per (weights, topology): the late mean of both strategies, their ratio, and which is lower."""
-    curves = read(path)
+    measure = measure_of(path)
+    curves, accuracies = read(path, measure.column), read(path, ACCURACY.column)
     rows = []
     for weights, topology in dict.fromkeys((w, t) for w, t, _ in curves):
-        one, two = (late_mean(curves[weights, topology, name]) for name in ("I", "II"))
+        one, two = (late_mean(curves[weights, topology, name], measure.late) for name in ("I", "II"))
         lower = "equal" if np.isclose(one, two, rtol=1e-9, atol=0) else "II" if two < one else "I"
-        rows.append({"weights": weights, "topology": topology, "I": one, "II": two, "II/I": two / one, "lower": lower})
+        row = {"weights": weights, "topology": topology, "I": one, "II": two, "II/I": two / one, "lower": lower}
+        for name in ("I", "II") if accuracies else ():
+            curve = accuracies[weights, topology, name]
+            row[f"accuracy {name}"] = float(np.mean(curve[max(curve)]))
+        rows.append(row)
     return rows
 
 
-def text(rows: Sequence[dict[str, Any]], seeds: int) -> str:
+def text(rows: Sequence[dict[str, Any]], path: str | Path, seeds: int) -> str:
     """The table for the terminal, with the verdict in a sentence."""
+    measure = measure_of(path)
     shown = [
         {
             "weights": row["weights"],
@@ -56,25 +85,30 @@ def text(rows: Sequence[dict[str, Any]], seeds: int) -> str:
             "Strategy II": f"{row['II']:.4g}",
             "II/I": f"{row['II/I']:.3f}",
             "lower": row["lower"],
+            **{name: f"{value:.1%}" for name, value in row.items() if name.startswith("accuracy")},
         }
         for row in rows
     ]
     wins = sum(row["lower"] in ("II", "equal") for row in rows)
     verdict = f"Strategy II is at or below Strategy I in {wins} of {len(rows)} cells."
-    what = f"weighted gradient norm, mean of the last fifth of the iterations, {seeds} seeds"
+    accuracy = "; accuracy at the end" if "accuracy I" in rows[0] else ""
+    number = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    what = f"{measure.label}, mean of the {measure.late_words} of the iterations{accuracy}, {number}"
     return f"{what}\n\n{table(shown)}\n\n{verdict}"
 
 
 def write(rows: Sequence[dict[str, Any]], csv_path: str | Path, directory: str | Path) -> None:
-    """summary.json and the figure (PNG and PDF) beside the CSV."""
+    """summary.json and the figures (PNG and PDF) beside the CSV."""
     directory = Path(directory)
     (directory / "summary.json").write_text(json.dumps(list(rows), indent=2) + "\n", encoding="utf-8")
     (directory / "figures").mkdir(exist_ok=True)
-    for suffix in ("png", "pdf"):
-        figure(read(csv_path), directory / "figures" / f"compare.{suffix}")
+    for name, measure in (("compare", measure_of(csv_path)), ("accuracy", ACCURACY)):
+        curves = read(csv_path, measure.column)
+        for suffix in ("png", "pdf") if curves else ():
+            figure(curves, measure, directory / "figures" / f"{name}.{suffix}")
 
 
-def figure(curves: Curves, path: str | Path) -> None:
+def figure(curves: Curves, measure: Measure, path: str | Path) -> None:
     """One row of panels per weights, one panel per topology, both strategies, mean and spread over seeds."""
     import matplotlib
 
@@ -96,14 +130,19 @@ def figure(curves: Curves, path: str | Path) -> None:
         panel = axes[weights.index(weight)][topologies.index(topology)]
         iterations = sorted(curve)
         values = np.array([curve[iteration] for iteration in iterations])  # [iterations, seeds]
-        panel.semilogy(iterations, values.mean(1), label=f"Strategy {strategy}", linewidth=1.6, **STYLE[strategy])
+        panel.plot(iterations, values.mean(1), label=f"Strategy {strategy}", linewidth=1.6, **STYLE[strategy])
+        panel.set_yscale("log" if measure.logarithmic else "linear")
         low, high = np.percentile(values, [10, 90], axis=1)
         panel.fill_between(iterations, low, high, color=STYLE[strategy]["color"], alpha=0.15, linewidth=0)
     for i, weight in enumerate(weights):
-        axes[i][0].set_ylabel(f"weights {weight}\nweighted gradient norm")
+        axes[i][0].set_ylabel(f"weights {weight}\n{measure.label}")
         for j, topology in enumerate(topologies):
             axes[i][j].grid(alpha=0.3, which="both", linewidth=0.4)
-            _magnify(axes[i][j], {name: curves[weight, topology, name] for name in STYLE})
+            both = {name: curves[weight, topology, name] for name in STYLE}
+            if measure.logarithmic:
+                _magnify(axes[i][j], both, measure.late)
+            else:
+                axes[i][j].text(0.5, 0.96, _verdict(both, measure.late), transform=axes[i][j].transAxes, va="top")
             if i == 0:
                 axes[i][j].set_title(topology)
             if i == len(weights) - 1:
@@ -113,12 +152,16 @@ def figure(curves: Curves, path: str | Path) -> None:
     pyplot.close(picture)
 
 
-def _magnify(panel: Any, curves: dict[str, dict[int, list[float]]]) -> None:
+def _magnify(panel: Any, curves: dict[str, dict[int, list[float]]], late: float) -> None:
     """The last two thirds again on a linear scale, where the strategies differ, with the late ratio in words."""
     inset = panel.inset_axes((0.36, 0.36, 0.6, 0.46))
     for name, curve in curves.items():
-        late = [iteration for iteration in sorted(curve) if iteration >= max(curve) / 3]
-        inset.plot(late, [np.mean(curve[iteration]) for iteration in late], linewidth=1.2, **STYLE[name])
-    ratio = late_mean(curves["II"]) / late_mean(curves["I"])
-    inset.set_title(f"II is {100 * abs(1 - ratio):.1f} % {'lower' if ratio < 1 else 'higher'}", fontsize="small")
+        shown = [iteration for iteration in sorted(curve) if iteration >= max(curve) / 3]
+        inset.plot(shown, [np.mean(curve[iteration]) for iteration in shown], linewidth=1.2, **STYLE[name])
+    inset.set_title(_verdict(curves, late), fontsize="small")
     inset.tick_params(labelsize="x-small")
+
+
+def _verdict(curves: dict[str, dict[int, list[float]]], late: float) -> str:
+    ratio = late_mean(curves["II"], late) / late_mean(curves["I"], late)
+    return f"II is {100 * abs(1 - ratio):.1f} % {'lower' if ratio < 1 else 'higher'}"

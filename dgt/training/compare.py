@@ -1,7 +1,7 @@
 """Strategy I against Strategy II over weights x topologies x seeds, on ranks that stay up between the cells.
 
-All seeds of a cell run side by side: they share graph and mixing row, so their parameters travel in the same
-messages, and ten seeds cost little more than one. The numbers are those of ten separate runs.
+Where a problem can stack its seeds they run side by side: they share graph and mixing row, so their parameters
+travel in the same messages, and ten seeds cost little more than one. The numbers are those of ten separate runs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
+from dgt import problems
 from dgt.config import Config, StrategyConfig
 from dgt.training.logger import Progress
 from dgt.training.metrics import Metrics
@@ -21,7 +22,9 @@ from dgt.training.setup import network_of
 from dgt.training.trainer import train
 from dgt.world import Node, Placement
 
-COLUMNS = ("loss", "grad_norm", "distance", "consensus", "tracking_residual")
+COLUMNS = (
+    "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "consensus", "tracking_residual",
+)  # fmt: skip
 HEADER = ("weights", "topology", "strategy", "seed", "iteration", *COLUMNS)
 
 
@@ -34,32 +37,39 @@ class CompareJob:
     csv_path: str
 
     def run(self, node: Node) -> None:
-        for number, config in enumerate(self.cells, start=1):
-            label = f"[{number}/{len(self.cells)}] {cell_name(config)} {config.strategy.name}"
-            progress = Progress(config.iterations, label, speaks=node.is_main, lines=1)
-            rows: list[list[object]] = []
+        runs = [(config, seeds) for config in self.cells for seeds in self._groups_of_seeds(config)]
+        for number, (config, seeds) in enumerate(runs, start=1):
+            label = f"[{number}/{len(runs)}] {cell_name(config)} {config.strategy.name}"
+            if len(seeds) < len(self.seeds):
+                label += f" seed {seeds[0]}"
+            recorder = Recorder(config, seeds, Progress(config.iterations, label, speaks=node.is_main, lines=1))
+            # shards, and with them weights=data_size, may depend on the seed
+            config = dataclasses.replace(config, seed=seeds[0])
             weights, graph = network_of(config, node.placement)
-
-            def record(iteration: int, metrics: Metrics, config: Config = config, rows: list = rows,
-                       progress: Progress = progress) -> None:  # fmt: skip
-                for k, seed in enumerate(self.seeds):
-                    values = [repr(float(metrics[name][k])) if name in metrics else "" for name in COLUMNS]
-                    rows.append(
-                        [
-                            config.weights.name,
-                            config.topology.name,
-                            config.strategy.name,
-                            seed,
-                            iteration,
-                            *values,
-                        ]
-                    )
-                progress.update(iteration, {name: float(metrics[name].mean()) for name in COLUMNS if name in metrics})
-
-            train(config, node, weights, graph, record, self.seeds)
-            progress.close()
+            train(config, node, weights, graph, recorder.record, seeds)
+            recorder.progress.close()
             if node.is_main:
-                append_rows(self.csv_path, rows)
+                append_rows(self.csv_path, recorder.rows)
+
+    def _groups_of_seeds(self, config: Config) -> list[list[int]]:
+        return [self.seeds] if problems.stacks_seeds(config) else [[seed] for seed in self.seeds]
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The rows of one run, one per seed and evaluation."""
+
+    config: Config
+    seeds: list[int]
+    progress: Progress
+    rows: list[list[object]] = field(default_factory=list)
+
+    def record(self, iteration: int, metrics: Metrics) -> None:
+        cell = [self.config.weights.name, self.config.topology.name, self.config.strategy.name]
+        for k, seed in enumerate(self.seeds):
+            values = [repr(float(metrics[name][k])) if name in metrics else "" for name in COLUMNS]
+            self.rows.append([*cell, seed, iteration, *values])
+        self.progress.update(iteration, {name: float(metrics[name].mean()) for name in COLUMNS if name in metrics})
 
 
 def cell_name(config: Config) -> str:

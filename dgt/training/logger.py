@@ -16,13 +16,16 @@ import torch
 import yaml
 from tqdm import tqdm
 
-from dgt.config import Config, ConfigError
+from dgt.checks import ConfigError
+from dgt.config import Config
 from dgt.training.metrics import Metrics
 
 ORDER = (
-    "loss", "grad_norm", "distance", "accuracy", "consensus", "tracking_residual", "seconds", "bytes_sent",
+    "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "average_test_loss", "consensus",
+    "tracking_residual", "seconds", "evaluation_share", "bytes_sent",
 )  # fmt: skip
-SHOWN = ("loss", "grad_norm", "distance", "accuracy", "consensus")
+SHOWN = ("loss", "grad_norm", "distance", "accuracy", "average_accuracy", "consensus")
+EVALUATION_LIMIT = 0.5  # above this share of the time, say how to spend less
 
 
 def claim_run_dir(config: Config, label: str = "") -> str:
@@ -63,6 +66,12 @@ def check_logger(config: Config) -> None:
             raise ConfigError("logger=tensorboard: not installed; pip install 'dgt[tensorboard]'") from None
 
 
+def in_words(values: Mapping[str, float]) -> str:
+    """The metrics people look at, and those of a problem of their own."""
+    own = [name for name in values if name not in ORDER and name != "iteration"]
+    return "  ".join(f"{name} {values[name]:.4g}" for name in [*SHOWN, *own] if name in values)
+
+
 class Progress:
     """A bar on a terminal, a few plain lines elsewhere, nothing on ranks that do not speak; on standard error."""
 
@@ -73,7 +82,7 @@ class Progress:
         self._next_line = 0.0 if lines > 1 else self._every
 
     def update(self, done: int, values: Mapping[str, float]) -> None:
-        text = "  ".join(f"{name} {values[name]:.4g}" for name in SHOWN if name in values)
+        text = in_words(values)
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(done - self._bar.n)
@@ -111,7 +120,8 @@ class RunLogger:
     def record(self, iteration: int, metrics: Metrics) -> None:
         if not self._speaks:
             return
-        values = {name: float(metrics[name][0]) for name in ORDER if name in metrics}
+        known = [name for name in ORDER if name in metrics]
+        values = {name: float(metrics[name][0]) for name in [*known, *sorted(metrics.keys() - set(known))]}
         values["bytes_sent"] = int(values["bytes_sent"])
         self._records.append({"iteration": iteration, **values})
         self._file.write(json.dumps(self._records[-1]) + "\n")
@@ -149,15 +159,18 @@ class RunLogger:
         (self.path / "summary.json").write_text(text + "\n", encoding="utf-8")
         if show == "text":
             final = self._records[-1]
-            text = "  ".join(f"{name} {final[name]:.4g}" for name in SHOWN if name in final)
-            text = f"iteration {final['iteration']}  {text}\nrun directory  {self.path}"
+            text = f"iteration {final['iteration']}  {in_words(final)}\nrun directory  {self.path}"
         if show != "nothing":
             print(text, flush=True)
+        share = self._records[-1]["evaluation_share"]
+        if share > EVALUATION_LIMIT and hasattr(config.problem, "test_samples"):
+            hint = "a larger eval_every or fewer problem.test_samples is quicker"
+            print(f"evaluations took {share:.0%} of the time; {hint}", file=sys.stderr, flush=True)
 
 
 def last_fifth(records: list[dict[str, Any]]) -> dict[str, float]:
     """Mean of each metric over the last fifth of the iterations."""
     start = 0.8 * records[-1]["iteration"]
     late = [record for record in records if record["iteration"] >= start]
-    names = [name for name in ("loss", "grad_norm", "distance", "accuracy", "consensus") if name in records[-1]]
+    names = [name for name in SHOWN if all(name in record for record in late)]
     return {name: math.fsum(record[name] for record in late) / len(late) for name in names}

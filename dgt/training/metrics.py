@@ -1,85 +1,107 @@
 """Metrics of the whole network, put together on rank 0 at evaluations; tensors, never objects.
 
     loss, accuracy, ...  1/n sum_i lambda_i (node i's value)
+    average_accuracy     of the network's average model, the test set split over the ranks
     consensus            sqrt(1/n sum_i lambda_i |theta_i - average|^2)
     tracking_residual    |sum_i pi_i (y_i - G_i g_i)|: zero but for rounding, unless a message was lost or stale
 
 `average` is the strategy's own: sum_i pi_i theta_i with pi = 1/n (I) or lambda/n (II).
 Small models are gathered on rank 0, where the sums are taken: one hop, and nobody waits. Large ones are summed
-across the ranks, so that no rank ever holds more than a few copies of its own parameters.
+across the ranks piece by piece, so that no rank ever holds the parameters of another.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from dgt.algorithms import DecentralizedOptimizer
+from dgt.exchange.network import Network
 from dgt.problems import Problem
 from dgt.world import Node
 
 Metrics = dict[str, np.ndarray]  # each [copies]
 
 GATHER_BYTES = 1 << 20  # per rank
+PIECE = 1 << 21  # numbers summed at a time
 
 
-def evaluate(problem: Problem, optimizer: DecentralizedOptimizer, gather_bytes: int = GATHER_BYTES) -> Metrics | None:
-    """Collective: every rank calls it at the same iteration; rank 0 gets the metrics, the others None."""
+def evaluate(
+    problem: Problem,
+    optimizer: DecentralizedOptimizer,
+    extra: Mapping[str, float] | None = None,
+    gather_bytes: int = GATHER_BYTES,
+) -> Metrics | None:
+    """Collective: every rank calls it at the same iteration; rank 0 gets the metrics, the others None.
+
+    `extra` are further quantities of this node whose lambda-weighted mean is wanted.
+    """
     network, node, copies = optimizer.network, optimizer.network.node, problem.copies
     share = network.weight / node.size
-    mine = problem.measure()
-    theta = optimizer.flat.values
-    error = optimizer.tracking_error() if optimizer.iteration else None
-    vectors = [theta * network.average_weight, *([] if error is None else [error])]
+    mine = {name: np.asarray(value, dtype=np.float64) for name, value in {**(extra or {}), **problem.measure()}.items()}
     weighted = [share * values.ravel() for values in mine.values()]
     small = torch.from_numpy(np.concatenate([*weighted, [float(network.bytes_sent)]]))
 
+    theta = optimizer.flat.values.view(copies, -1)
+    error = optimizer.tracking_error() if optimizer.iteration else None
+    vectors = [theta * network.average_weight, *([] if error is None else [error.view(copies, -1)])]
     put_together = _gathered if (len(vectors) + 1) * theta.numel() * 8 <= gather_bytes else _summed
-    totals, sums, deviation = put_together(node, small, vectors, theta, share, copies)
+    totals, average, squares = put_together(node, small, vectors, theta, share)
+    of_average = _measure_average(problem, network)
     if not node.is_main:
         return None
 
     pieces = np.split(totals.numpy(), np.cumsum([values.size for values in mine.values()]))
     means = {name: piece.reshape(mine[name].shape) for name, piece in zip(mine, pieces, strict=False)}
-    metrics = problem.summarise(means, sums[0].view(copies, -1).numpy())
-    metrics["consensus"] = deviation.sqrt().numpy()
+    metrics = problem.summarise(means, average.numpy())
+    metrics |= {name: np.full(copies, value) for name, value in of_average.items()}
+    metrics["consensus"] = squares[0].sqrt().numpy()
     if error is not None:
-        metrics["tracking_residual"] = sums[1].view(copies, -1).norm(dim=-1).numpy()
+        metrics["tracking_residual"] = squares[1].sqrt().numpy()
     metrics["bytes_sent"] = np.full(copies, pieces[-1][0])
     return metrics
 
 
-Parts = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
+def _measure_average(problem: Problem, network: Network) -> dict[str, float]:
+    """Each rank tests the average model on its part of the test set; the parts are added up."""
+    if type(problem).measure_average is Problem.measure_average:
+        return {}
+    node = network.node
+    with network.average(problem.model, problem.recalibration()):
+        parts = problem.measure_average(node.rank, node.size)
+    totals = node.sum(torch.tensor(list(parts.values()), dtype=torch.float64))
+    return dict(zip(parts, totals.tolist(), strict=True))
 
 
-def _gathered(
-    node: Node,
-    small: torch.Tensor,
-    vectors: list[torch.Tensor],
-    theta: torch.Tensor,
-    share: float,
-    copies: int,
-) -> Parts:
+Parts = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]  # totals, average, sums of squares [copies] each
+
+
+def _gathered(node: Node, small: torch.Tensor, vectors: list[torch.Tensor], theta: torch.Tensor, share: float) -> Parts:
     """Every rank hands rank 0 its numbers; the result means something there only."""
-    flat = [vector.double().cpu() for vector in [*vectors, theta]]
+    flat = [vector.double().cpu().flatten() for vector in [*vectors, theta]]
     rows = node.collect(torch.cat([torch.tensor([share], dtype=torch.float64), small, *flat]))
     if rows is None:
-        return small, flat, small
+        return small, flat[0], []
     shares, totals, *stacks = rows.split([1, small.numel(), *(vector.numel() for vector in flat)], dim=1)
-    sums = [stack.sum(0) for stack in stacks[:-1]]
-    distances = (stacks[-1] - sums[0]).view(node.size, copies, -1).square().sum(-1)
-    return totals.sum(0), sums, (shares * distances).sum(0)
+    average, *errors = (stack.sum(0).view(theta.shape) for stack in stacks[:-1])
+    distances = (stacks[-1].view(node.size, *theta.shape) - average).square().sum(-1)
+    return totals.sum(0), average, [(shares * distances).sum(0), *(error.square().sum(-1) for error in errors)]
 
 
-def _summed(
-    node: Node,
-    small: torch.Tensor,
-    vectors: list[torch.Tensor],
-    theta: torch.Tensor,
-    share: float,
-    copies: int,
-) -> Parts:
-    """Sums across all ranks, for models too large to gather."""
-    sums = [node.sum(vector) for vector in vectors]
-    deviation = (theta - sums[0]).view(copies, -1).square().sum(-1, dtype=torch.float64).cpu()
-    return node.sum(small), [vector.double().cpu() for vector in sums], node.sum(deviation * share)
+def _summed(node: Node, small: torch.Tensor, vectors: list[torch.Tensor], theta: torch.Tensor, share: float) -> Parts:
+    """Sums across all ranks, for models too large to gather; only rank 0 keeps the average."""
+    length = max(1, PIECE // len(theta))
+    squares = [torch.zeros(len(theta), dtype=torch.float64) for _ in vectors]
+    kept = []
+    for start in range(0, theta.shape[1], length):
+        part = slice(start, start + length)
+        average, *errors = (node.sum(vector[:, part].contiguous()) for vector in vectors)
+        squares[0] += share * (theta[:, part] - average).square().sum(-1, dtype=torch.float64).cpu()
+        for total, error in zip(squares[1:], errors, strict=True):
+            total += error.square().sum(-1, dtype=torch.float64).cpu()
+        if node.is_main:
+            kept.append(average.cpu())
+    squares[0] = node.sum(squares[0])
+    return node.sum(small), torch.cat(kept, dim=1) if kept else small, squares

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgt.config import TOPOLOGIES, ConfigError, TopologyConfig
+from dgt.checks import ConfigError
+from dgt.config import TOPOLOGIES, TopologyConfig
 from dgt.network import graphs
 
 BUILT = [name for name in TOPOLOGIES if name != "file"]

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dgt.config import ConfigError, WeightsConfig
+from dgt.checks import ConfigError
+from dgt.config import WeightsConfig
 from dgt.network import weights
 
 

@@ -1,0 +1,1 @@
+"""Data sets, their partition over the nodes, and the order in which a node sees its samples."""

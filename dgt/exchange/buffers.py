@@ -1,0 +1,41 @@
+"""Mixing what a model keeps besides its parameters: floating-point buffers such as BatchNorm's running statistics.
+
+buffers = dgt.MixedBuffers(model, network)
+...
+optimizer.step()
+buffers.mix()                    # b_i' = W_ii b_i + sum_j W_ij b_j; integer buffers are left alone
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dgt.exchange.agreement import agree
+from dgt.exchange.network import Network
+
+
+class MixedBuffers:
+    """The floating-point buffers of one model, mixed with the neighbours' by the node's own row."""
+
+    def __init__(self, model: torch.nn.Module, network: Network) -> None:
+        self._network, self._transport = network, network.open_transport()
+        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        sizes = " ".join("x".join(map(str, buffer.shape)) or "scalar" for buffer in self._buffers)
+        agree(network.node, {"buffers": f"{len(self._buffers)}: {sizes}"})
+        self._steps = 0
+
+    @torch.no_grad()
+    def mix(self) -> None:
+        """One exchange with the neighbours; all ranks call it."""
+        if not self._buffers:
+            return
+        # running statistics are small, so one message in the widest dtype, whatever theirs are
+        dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in self._buffers) else torch.float32
+        own = torch.cat([buffer.detach().flatten().to(dtype) for buffer in self._buffers])
+        pending = self._transport.post("buffers", self._steps, own)
+        mixed = self._network.mix(own, pending, out=torch.empty_like(own))
+        pending.finish()
+        pieces = mixed.split([buffer.numel() for buffer in self._buffers])
+        for buffer, piece in zip(self._buffers, pieces, strict=True):
+            buffer.copy_(piece.view_as(buffer))
+        self._steps += 1

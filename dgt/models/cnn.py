@@ -1,0 +1,28 @@
+"""A small convolutional network for CPUs: three convolutions, 24,346 parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dgt.models.norms import norm_layer
+
+
+class SmallCNN(nn.Module):
+    """[conv 3x3, norm, ReLU, max-pool] with 16, 32 and 64 channels, then a linear layer."""
+
+    def __init__(self, classes: int = 10, norm: str = "batch", widths: tuple[int, ...] = (16, 32, 64)) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in zip((3, *widths), widths, strict=False):
+            layers += [
+                nn.Conv2d(before, after, 3, padding=1, bias=False),
+                norm_layer(norm, after),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2),
+            ]
+        self.features = nn.Sequential(*layers)
+        self.fc = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.features(x).mean((2, 3)))

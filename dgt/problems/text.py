@@ -1,0 +1,97 @@
+"""A tiny character-level language model: `dgt train problem=text`, or `experiment=text`.
+
+Every node holds its own stretch of the text, as long as its weight says; the last tenth is the test text of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dgt.checks import ConfigError
+from dgt.config import TextConfig
+from dgt.data.batches import WINDOW, generator
+from dgt.data.partition import shard_sizes
+from dgt.models.transformer import CharTransformer
+from dgt.problems.base import ProblemContext
+from dgt.problems.supervised import Batch, SupervisedProblem
+
+# The Constitution of the United States with its amendments, in the public domain.
+SHIPPED = Path(__file__).parents[1] / "data" / "constitution.txt"
+TEST_SHARE = 0.1
+TEST_BATCH = 64
+
+
+class CharacterModel(SupervisedProblem):
+    """Predict the next character from the ones before it."""
+
+    def __init__(self, config: TextConfig, context: ProblemContext) -> None:
+        train, test, symbols = read(config)
+        sizes = shard_sizes(len(train), _shares(config, context.weights))
+        end = int(np.cumsum(sizes)[context.node])
+        self.stretch = train[end - int(sizes[context.node]) : end]
+        if len(self.stretch) <= 1:
+            raise ConfigError(f"partition: node {context.node} would get a single character; use fewer nodes")
+        self._test_text = test
+        self._config, self._context, self.weight_decay = config, context, config.weight_decay
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(context.seed)  # the same start on every node
+            model = CharTransformer(symbols, config.context, config.layers, config.heads, config.width)
+        self.model = model.to(context.device, context.dtype)
+        self._windows = list(range(0, len(test) - 1, config.context))
+
+    def batch(self, iteration: int) -> Batch:
+        # a stretch shorter than the context is a window of its own
+        length = min(self._config.context, len(self.stretch) - 1)
+        draw = generator(self._context.seed, WINDOW, self._context.node, iteration)
+        starts = draw.integers(0, len(self.stretch) - length, size=self._config.batch)
+        return self._pieces(self.stretch, starts, length)
+
+    @property
+    def test_targets(self) -> int:
+        return len(self._test_text) - 1
+
+    def test_batches(self, part: int, parts: int) -> Iterator[Batch]:
+        windows = self._windows[part::parts]
+        for length in sorted({self._length(start) for start in windows}):
+            starts = [start for start in windows if self._length(start) == length]
+            for first in range(0, len(starts), TEST_BATCH):
+                yield self._pieces(self._test_text, np.array(starts[first : first + TEST_BATCH]), length)
+
+    def _length(self, start: int) -> int:
+        return min(self._config.context, len(self._test_text) - 1 - start)
+
+    def _pieces(self, text: np.ndarray, starts: np.ndarray, length: int) -> Batch:
+        pieces = torch.from_numpy(text[starts[:, None] + np.arange(length + 1)]).to(self._context.device)
+        return pieces[:, :-1], pieces[:, 1:]
+
+
+def read(config: TextConfig) -> tuple[np.ndarray, np.ndarray, int]:
+    """Training text, test text (numbers of characters) and how many different characters there are."""
+    path = Path(config.path) if config.path is not None else SHIPPED
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"problem.path={path}: cannot read this text ({error})") from None
+    symbols, numbers = np.unique(np.array(list(text)), return_inverse=True)
+    cut = int(len(text) * (1 - TEST_SHARE))
+    if len(text) - cut < 2:
+        raise ConfigError(f"problem.path={path}: {len(text)} characters are too few to learn and test on")
+    return numbers[:cut].astype(np.int64), numbers[cut:].astype(np.int64), len(symbols)
+
+
+def _shares(config: TextConfig, weights: np.ndarray) -> Sequence[float] | np.ndarray:
+    if config.sizes is None:
+        return weights
+    if len(config.sizes) != len(weights):
+        raise ConfigError(f"problem.sizes: {len(config.sizes)} numbers for {len(weights)} nodes; give one per node")
+    return config.sizes
+
+
+def data_sizes(config: TextConfig, nodes: int) -> list[int]:
+    """Characters per node where the weights do not say: `problem.sizes`, or the same for all."""
+    train, _, _ = read(config)
+    return [int(size) for size in shard_sizes(len(train), config.sizes or [1.0] * nodes)]
