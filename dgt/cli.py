@@ -81,18 +81,14 @@ def train(options: argparse.Namespace) -> None:
 def prepared(config: Config, show: str) -> TrainJob:
     """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
     here = world.placement()
-    fetch_data(config)
-    network_of(config, here)
+    weights, _ = network_of(config, here)
+    problems.check(config, weights)
+    if here.local_rank == 0:  # once per host; the others would only wait, or fail, one after the other
+        problems.fetch(config, world.cache_dir(), _tell)
     if here.rank == 0:
         check_logger(config)
         config = dataclasses.replace(config, run_dir=claim_run_dir(config))
     return TrainJob(config, show)
-
-
-def fetch_data(config: Config) -> None:
-    """Fetch what the problem needs, once per host; the first rank of a host also compares it with its checksums."""
-    here = world.placement()
-    problems.prepare(config, world.cache_dir(), check=here.local_rank == 0, say=_tell)
 
 
 def _tell(words: str) -> None:
@@ -119,7 +115,8 @@ def compare(options: argparse.Namespace) -> None:
             )
     configs = [composing.compose(run) for run in composing.expand(options.overrides)]
     seeds = configs[0].seeds
-    fetch_data(configs[0])
+    comparison.check(configs, seeds, here)
+    problems.fetch(configs[0], world.cache_dir(), _tell)
     cells = comparison.both_strategies(configs)
     groups = comparison.by_network_size(cells, here)
     directory = Path(claim_run_dir(configs[0], "compare"))

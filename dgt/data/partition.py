@@ -27,14 +27,15 @@ def largest_remainders(total: int, shares: Shares) -> Indices:
     return counts
 
 
-def shard_sizes(total: int, shares: Shares) -> Indices:
-    """Samples of each node; every node needs at least one."""
-    counts = largest_remainders(total, shares)
+def shard_sizes(total: int, weights: Shares, shares: Shares | None = None) -> Indices:
+    """Samples of each node, in proportion to `shares` if given, else to the weights; every node needs at least one."""
+    if shares is not None and len(shares) != len(weights):
+        raise ConfigError(f"problem.sizes: {len(shares)} numbers for {len(weights)} nodes; give one per node")
+    counts = largest_remainders(total, weights if shares is None else shares)
     if (counts == 0).any():
         node = int(np.flatnonzero(counts == 0)[0])
-        raise ConfigError(
-            f"partition: node {node} would get none of the {total} samples; use fewer nodes or larger shares"
-        )
+        way_out = "use fewer nodes, larger shares or a larger problem.beta"
+        raise ConfigError(f"partition: node {node} would get none of the {total} samples; {way_out}")
     return counts
 
 

@@ -72,4 +72,4 @@ def _pool_statistics(network: Network, model: torch.nn.Module) -> None:
         variance.add_(mean.square())
     _sum_over_nodes(network, [tensor for pair in statistics for tensor in pair], network.weight / network.node.size)
     for mean, variance in statistics:
-        variance.sub_(mean.square())
+        variance.sub_(mean.square()).clamp_(min=0)  # rounding

@@ -20,8 +20,7 @@ class MixedBuffers:
     def __init__(self, model: torch.nn.Module, network: Network) -> None:
         self._network, self._transport = network, network.open_transport()
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-        sizes = " ".join("x".join(map(str, buffer.shape)) or "scalar" for buffer in self._buffers)
-        agree(network.node, {"buffers": f"{len(self._buffers)}: {sizes}"})
+        agree(network.node, {"buffers": " ".join(f"{tuple(buffer.shape)}:{buffer.dtype}" for buffer in self._buffers)})
         self._steps = 0
 
     @torch.no_grad()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from dgt.checks import ConfigError
 from dgt.config import Cifar10Config, Config, LeastSquaresConfig, TextConfig
 from dgt.data import cifar10
+from dgt.data.partition import shard_sizes
 from dgt.network.weights import Weights
 from dgt.problems import custom, images, text
 from dgt.problems.base import Problem, ProblemContext
 from dgt.problems.least_squares import LeastSquaresProblem
 
-__all__ = ["Problem", "ProblemContext", "data_sizes", "dtype_of", "from_config", "prepare", "stacks_seeds"]
+__all__ = ["Problem", "ProblemContext", "check", "data_sizes", "dtype_of", "fetch", "from_config", "stacks_seeds"]
 
 
 def from_config(
@@ -47,19 +47,24 @@ def dtype_of(config: Config) -> torch.dtype:
     return torch.float64 if isinstance(config.problem, LeastSquaresConfig) else torch.float32
 
 
-def prepare(config: Config, cache: Path, check: bool, say: Callable[[str], None]) -> None:
-    """Make sure the data is there before any rank starts; `check` compares every byte with its checksum."""
+def check(config: Config, weights: Weights) -> None:
+    """Find what can be wrong with a problem before any rank starts: shards, texts, arguments."""
+    problem = config.problem
+    if isinstance(problem, Cifar10Config):
+        shard_sizes(cifar10.TRAIN_SAMPLES, weights, problem.sizes)
+    elif isinstance(problem, TextConfig):
+        text.check_shards(problem, weights)
+    elif not isinstance(problem, LeastSquaresConfig):
+        custom.check(problem)
+
+
+def fetch(config: Config, cache: Path, say: Callable[[str], None]) -> None:
+    """Make sure the data is on this host, every byte as its checksum says."""
     problem = config.problem
     if isinstance(problem, Cifar10Config):
         root = _root(problem, cache)
         cifar10.ensure(root, say=say)
-        data = cifar10.load(root)
-        if check:
-            cifar10.verify(data, root)
-    elif isinstance(problem, TextConfig):
-        text.read(problem)
-    elif not isinstance(problem, LeastSquaresConfig):
-        custom.resolve(problem.target)
+        cifar10.verify(cifar10.load(root), root)
 
 
 def data_sizes(config: Config, nodes: int) -> list[int]:
@@ -75,9 +80,9 @@ def data_sizes(config: Config, nodes: int) -> list[int]:
     if sizes is None:
         raise ConfigError(
             f"weights=data_size: {problem.target} does not say how much data nodes have; "
-            "give it a static method data_sizes(nodes), or choose other weights"
+            "give it a static method data_sizes(nodes, **arguments), or choose other weights"
         )
-    return [int(size) for size in np.asarray(sizes(nodes))]
+    return [int(size) for size in sizes(nodes, **problem.arguments)]
 
 
 def _root(problem: Cifar10Config, cache: Path) -> Path:

@@ -5,6 +5,7 @@ dgt train problem=custom problem._target_=my_module.MyProblem problem.width=64
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import sys
 from pathlib import Path
@@ -36,13 +37,17 @@ def instantiate(value: Any, *arguments: Any) -> Any:
     return resolve(value["_target_"])(*arguments, **entries) if "_target_" in value else entries
 
 
+def check(config: CustomConfig) -> None:
+    """Whether the target can be imported and takes these arguments."""
+    try:
+        inspect.signature(resolve(config.target)).bind(None, **config.arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"problem._target_={config.target}: {error}") from None
+
+
 def make(config: CustomConfig, context: ProblemContext) -> Problem:
     """Call the target with the context and its arguments."""
-    target = config.target
-    try:
-        problem = instantiate({"_target_": target, **config.arguments}, context)
-    except TypeError as error:
-        raise ConfigError(f"problem._target_={target}: {error}") from error
+    problem = instantiate({"_target_": config.target, **config.arguments}, context)
     if not isinstance(problem, Problem):
-        raise ConfigError(f"problem._target_={target}: made a {type(problem).__name__}, not a dgt.Problem")
+        raise ConfigError(f"problem._target_={config.target}: made a {type(problem).__name__}, not a dgt.Problem")
     return problem

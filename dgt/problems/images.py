@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from dgt.checks import ConfigError
 from dgt.config import Cifar10Config
 from dgt.data import cifar10, partition
 from dgt.data.batches import ImageBatches, normalised
 from dgt.data.partition import Indices
 from dgt.models import image_model
+from dgt.network.weights import Weights
 from dgt.problems.base import ProblemContext
 from dgt.problems.supervised import Batch, SupervisedProblem
 
@@ -42,7 +42,7 @@ class ImageClassification(SupervisedProblem):
             dtype=context.dtype,
         )
         model = image_model(config.model, cifar10.CLASSES, config.norm, context.seed)
-        self.model = model.to(context.device, context.dtype).to(memory_format=torch.channels_last)
+        self.model = model.to(context.device, context.dtype)
         self.mixes_buffers = config.buffers == "mixed"
         self._context, self._iteration = context, 0
         # the same images on every node and in every run; the whole set in its own order
@@ -74,13 +74,9 @@ class ImageClassification(SupervisedProblem):
         return lambda: torch.optim.swa_utils.update_bn(batches, self.model)
 
 
-def shards(config: Cifar10Config, labels: np.ndarray, shares: Sequence[float] | np.ndarray, seed: int) -> list[Indices]:
-    """The samples of every node: sizes from `problem.sizes` or else `shares`, labels as `problem.partition` says."""
-    if config.sizes is not None:
-        if len(config.sizes) != len(shares):
-            raise ConfigError(f"problem.sizes: {len(config.sizes)} numbers for {len(shares)} nodes; give one per node")
-        shares = config.sizes
-    sizes = partition.shard_sizes(len(labels), shares)
+def shards(config: Cifar10Config, labels: np.ndarray, weights: Weights, seed: int) -> list[Indices]:
+    """The samples of every node: sizes from `problem.sizes` or else the weights, labels as `problem.partition` says."""
+    sizes = partition.shard_sizes(len(labels), weights, config.sizes)
     if config.partition == "dirichlet":
         return partition.dirichlet_shards(labels, sizes, config.beta, seed)
     return partition.iid_shards(sizes, seed)
@@ -88,7 +84,7 @@ def shards(config: Cifar10Config, labels: np.ndarray, shares: Sequence[float] | 
 
 def data_sizes(config: Cifar10Config, nodes: int, seed: int) -> list[int]:
     """What weights=data_size goes by: the sizes of shards that follow nobody's weights."""
-    shares: Sequence[float] | np.ndarray = config.sizes or [1.0] * nodes
-    if config.sizes is None and config.partition == "dirichlet":
+    shares = np.ones(nodes)
+    if config.partition == "dirichlet":
         shares = partition.uneven_shares(nodes, cifar10.CLASSES, config.beta, seed)
-    return [int(size) for size in partition.shard_sizes(cifar10.SHAPES["train_y"][0], shares)]
+    return partition.shard_sizes(cifar10.TRAIN_SAMPLES, shares, config.sizes).tolist()

@@ -5,7 +5,7 @@ Every node holds its own stretch of the text, as long as its weight says; the la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from dgt.config import TextConfig
 from dgt.data.batches import WINDOW, generator
 from dgt.data.partition import shard_sizes
 from dgt.models.transformer import CharTransformer
+from dgt.network.weights import Weights
 from dgt.problems.base import ProblemContext
 from dgt.problems.supervised import Batch, SupervisedProblem
 
@@ -30,11 +31,9 @@ class CharacterModel(SupervisedProblem):
 
     def __init__(self, config: TextConfig, context: ProblemContext) -> None:
         train, test, symbols = read(config)
-        sizes = shard_sizes(len(train), _shares(config, context.weights))
+        sizes = shard_sizes(len(train), context.weights, config.sizes)
         end = int(np.cumsum(sizes)[context.node])
         self.stretch = train[end - int(sizes[context.node]) : end]
-        if len(self.stretch) <= 1:
-            raise ConfigError(f"partition: node {context.node} would get a single character; use fewer nodes")
         self._test_text = test
         self._config, self._context, self.weight_decay = config, context, config.weight_decay
         with torch.random.fork_rng(devices=[]):
@@ -83,15 +82,15 @@ def read(config: TextConfig) -> tuple[np.ndarray, np.ndarray, int]:
     return numbers[:cut].astype(np.int64), numbers[cut:].astype(np.int64), len(symbols)
 
 
-def _shares(config: TextConfig, weights: np.ndarray) -> Sequence[float] | np.ndarray:
-    if config.sizes is None:
-        return weights
-    if len(config.sizes) != len(weights):
-        raise ConfigError(f"problem.sizes: {len(config.sizes)} numbers for {len(weights)} nodes; give one per node")
-    return config.sizes
+def check_shards(config: TextConfig, weights: Weights) -> None:
+    """Every node needs a character and the one after it."""
+    train, _, _ = read(config)
+    sizes = shard_sizes(len(train), weights, config.sizes)
+    if sizes.min() < 2:
+        raise ConfigError(f"partition: node {sizes.argmin()} would get a single character; use fewer nodes")
 
 
 def data_sizes(config: TextConfig, nodes: int) -> list[int]:
     """Characters per node where the weights do not say: `problem.sizes`, or the same for all."""
     train, _, _ = read(config)
-    return [int(size) for size in shard_sizes(len(train), config.sizes or [1.0] * nodes)]
+    return shard_sizes(len(train), np.ones(nodes), config.sizes).tolist()

@@ -91,6 +91,8 @@ def text(rows: Sequence[dict[str, Any]], path: str | Path, seeds: int) -> str:
     ]
     wins = sum(row["lower"] in ("II", "equal") for row in rows)
     verdict = f"Strategy II is at or below Strategy I in {wins} of {len(rows)} cells."
+    if not rows:
+        return "nothing to compare by: the problem reports neither a gradient norm nor a loss"
     accuracy = "; accuracy at the end" if "accuracy I" in rows[0] else ""
     number = f"{seeds} seed{'s' if seeds > 1 else ''}"
     what = f"{measure.label}, mean of the {measure.late_words} of the iterations{accuracy}, {number}"
@@ -140,9 +142,9 @@ def figure(curves: Curves, measure: Measure, path: str | Path) -> None:
             axes[i][j].grid(alpha=0.3, which="both", linewidth=0.4)
             both = {name: curves[weight, topology, name] for name in STYLE}
             if measure.logarithmic:
-                _magnify(axes[i][j], both, measure.late)
+                _magnify(axes[i][j], both, measure)
             else:
-                axes[i][j].text(0.5, 0.96, _verdict(both, measure.late), transform=axes[i][j].transAxes, va="top")
+                axes[i][j].text(0.5, 0.96, _verdict(both, measure), transform=axes[i][j].transAxes, va="top")
             if i == 0:
                 axes[i][j].set_title(topology)
             if i == len(weights) - 1:
@@ -152,16 +154,19 @@ def figure(curves: Curves, measure: Measure, path: str | Path) -> None:
     pyplot.close(picture)
 
 
-def _magnify(panel: Any, curves: dict[str, dict[int, list[float]]], late: float) -> None:
+def _magnify(panel: Any, curves: dict[str, dict[int, list[float]]], measure: Measure) -> None:
     """The last two thirds again on a linear scale, where the strategies differ, with the late ratio in words."""
     inset = panel.inset_axes((0.36, 0.36, 0.6, 0.46))
     for name, curve in curves.items():
         shown = [iteration for iteration in sorted(curve) if iteration >= max(curve) / 3]
         inset.plot(shown, [np.mean(curve[iteration]) for iteration in shown], linewidth=1.2, **STYLE[name])
-    inset.set_title(_verdict(curves, late), fontsize="small")
+    inset.set_title(_verdict(curves, measure), fontsize="small")
     inset.tick_params(labelsize="x-small")
 
 
-def _verdict(curves: dict[str, dict[int, list[float]]], late: float) -> str:
-    ratio = late_mean(curves["II"], late) / late_mean(curves["I"], late)
-    return f"II is {100 * abs(1 - ratio):.1f} % {'lower' if ratio < 1 else 'higher'}"
+def _verdict(curves: dict[str, dict[int, list[float]]], measure: Measure) -> str:
+    one, two = (late_mean(curves[name], measure.late) for name in ("I", "II"))
+    word = "lower" if two < one else "higher"
+    if measure is ACCURACY:
+        return f"II is {100 * abs(two - one):.1f} points {word}"
+    return f"II is {100 * abs(1 - two / one):.1f} % {word}"

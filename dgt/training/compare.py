@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from dgt import problems
+from dgt.checks import ConfigError
 from dgt.config import Config, StrategyConfig
 from dgt.training.logger import Progress
 from dgt.training.metrics import Metrics
@@ -23,7 +24,8 @@ from dgt.training.trainer import train
 from dgt.world import Node, Placement
 
 COLUMNS = (
-    "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "consensus", "tracking_residual",
+    "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "consensus", "tracking_residual",
+    "evaluation_share",
 )  # fmt: skip
 HEADER = ("weights", "topology", "strategy", "seed", "iteration", *COLUMNS)
 
@@ -43,7 +45,6 @@ class CompareJob:
             if len(seeds) < len(self.seeds):
                 label += f" seed {seeds[0]}"
             recorder = Recorder(config, seeds, Progress(config.iterations, label, speaks=node.is_main, lines=1))
-            # shards, and with them weights=data_size, may depend on the seed
             config = dataclasses.replace(config, seed=seeds[0])
             weights, graph = network_of(config, node.placement)
             train(config, node, weights, graph, recorder.record, seeds)
@@ -90,6 +91,19 @@ def by_network_size(configs: Sequence[Config], placement: Placement) -> dict[int
         weights, _ = network_of(config, placement)
         groups.setdefault(int(weights.size), []).append(config)
     return groups
+
+
+def check(configs: Sequence[Config], seeds: Sequence[int], placement: Placement) -> None:
+    """Find what can be wrong before the first run; cells are told apart by the names of weights and topology."""
+    names = [cell_name(config) for config in configs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{twice}: two cells of this name; compare them in runs of their own")
+    for config in configs:
+        # shards, and with them weights=data_size, may depend on the seed
+        for seed in seeds if not problems.stacks_seeds(config) else seeds[:1]:
+            weights, _ = network_of(dataclasses.replace(config, seed=seed), placement)
+            problems.check(config, weights)
 
 
 def start(directory: Path, cells: Sequence[Config], seeds: list[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgt.checks import ConfigError
@@ -16,6 +16,7 @@ LABELS = np.tile(np.arange(10, dtype=np.uint8), 500)
 shares = st.lists(st.floats(0.01, 100), min_size=1, max_size=40)
 
 
+@settings(deadline=None)
 @given(total=st.integers(0, 100_000), shares=shares)
 def test_largest_remainders_sum_up_and_stay_within_one(total: int, shares: list[float]) -> None:
     counts = partition.largest_remainders(total, shares)
@@ -23,6 +24,7 @@ def test_largest_remainders_sum_up_and_stay_within_one(total: int, shares: list[
     assert np.all(np.abs(counts - total * np.array(shares) / sum(shares)) < 1)
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32), beta=st.floats(0.01, 100), shares=st.lists(st.floats(0.2, 5), min_size=1, max_size=20)
 )
@@ -36,6 +38,7 @@ def test_shards_cover_every_sample_once_with_the_sizes_asked_for(seed: int, beta
         assert np.array_equal(np.sort(np.concatenate(shards)), np.arange(len(LABELS)))
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_rounding_keeps_rows_and_columns(data: st.DataObject) -> None:
     whole = np.array(data.draw(st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3), min_size=2, max_size=6)))

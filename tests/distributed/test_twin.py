@@ -78,7 +78,7 @@ def twin(config: Config, seeds: list[int] | None = None) -> list[tuple[int, dict
 def assert_same(records: list[tuple[int, dict]], expected: list[tuple[int, dict]], config: Config) -> None:
     assert [t for t, _ in records] == [t for t, _ in expected]
     for (t, ours), (_, theirs) in zip(records, expected, strict=True):
-        assert set(theirs) == set(ours) - {"seconds", "bytes_sent"}
+        assert set(theirs) == set(ours) - {"seconds", "evaluation_share", "bytes_sent"}
         for name, value in theirs.items():
             assert ours[name] == pytest.approx(value, rel=1e-12, abs=1e-10), (t, name, config)
         if "tracking_residual" in ours:
