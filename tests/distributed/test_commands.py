@@ -352,7 +352,7 @@ def test_compare_writes_csv_table_and_figure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["compare", "seeds=0"], "seeds=0: must be a count above 0"),
+        (["compare", "seeds=0"], "seeds=0: must be at least 1"),
         (["compare", "lr=0.01,0.02"], "dgt compare varies weights and topology; give one lr"),
         (["compare", "strategy=I"], "strategy: dgt compare runs both"),
         (["gaps", "weights=A"], "weights: the table is the paper's"),
