@@ -5,16 +5,40 @@ with dgt.join() as node:
     optimizer = dgt.GradientTracking(model.parameters(), lr=0.05, network=network)
 """
 
-from dgt.algorithms import DSGD, AllReduce, GradientTracking
-from dgt.checks import ConfigError
-from dgt.config import Config
-from dgt.exchange.buffers import MixedBuffers
-from dgt.exchange.network import Network
-from dgt.network import graphs, weights
-from dgt.problems.base import Problem, ProblemContext
-from dgt.world import Node, PeerError, join
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dgt.algorithms import DSGD, AllReduce, GradientTracking
+    from dgt.checks import ConfigError
+    from dgt.config import Config
+    from dgt.exchange.buffers import MixedBuffers
+    from dgt.exchange.network import Network
+    from dgt.network import graphs, weights
+    from dgt.problems.base import Problem, ProblemContext
+    from dgt.world import Node, PeerError, join
 
 __all__ = [
     "DSGD", "AllReduce", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node", "PeerError",
     "Problem", "ProblemContext", "graphs", "join", "weights",
 ]  # fmt: skip
+
+# Imported at first use: torch takes seconds, and the `dgt` command has something to do meanwhile.
+_HOMES = {
+    "DSGD": "dgt.algorithms", "AllReduce": "dgt.algorithms", "GradientTracking": "dgt.algorithms",
+    "ConfigError": "dgt.checks", "Config": "dgt.config", "MixedBuffers": "dgt.exchange.buffers",
+    "Network": "dgt.exchange.network", "graphs": "dgt.network", "weights": "dgt.network",
+    "Problem": "dgt.problems.base", "ProblemContext": "dgt.problems.base",
+    "Node": "dgt.world", "PeerError": "dgt.world", "join": "dgt.world",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dgt' has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    return getattr(home, name) if hasattr(home, name) else import_module(f"{_HOMES[name]}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

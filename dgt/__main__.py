@@ -1,6 +1,25 @@
-"""`python -m dgt` and `torchrun -m dgt` are the `dgt` command."""
+"""The `dgt` command, `python -m dgt` and `torchrun -m dgt`.
 
-from dgt.cli import main
+Commands that start ranks start the warm process that forks them first of all: importing torch takes seconds, and the
+two processes can do it at the same time.
+"""
+
+import sys
+
+from dgt import forkserver, world
+
+STARTS_RANKS = ("train", "compare", "run")
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    wanted = len(sys.argv) > 1 and sys.argv[1] in STARTS_RANKS and not {"-h", "--help"} & set(sys.argv)
+    if wanted and world.starts_ranks():
+        forkserver.start()
+    from dgt import cli
+
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

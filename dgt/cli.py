@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dgt import compose as composing
-from dgt import launch, problems, world
+from dgt import forkserver, launch, problems, world
 from dgt.checks import ConfigError, check_range, nearest
 from dgt.config import Config
 from dgt.data import cifar10
@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(words: str, code: int) -> NoReturn:
+    forkserver.stop()
     _tell(words)  # under a launcher every rank comes here with the same words
     raise SystemExit(code)
 

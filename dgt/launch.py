@@ -10,8 +10,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import runpy
 import select
@@ -31,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from dgt import world
+from dgt import forkserver, world
 from dgt.checks import ConfigError, SharedError
 from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
@@ -39,7 +37,6 @@ from dgt.training.trainer import TrainingError
 
 EXPECTED = (ConfigError, world.PeerError, TrainingError)  # told in a line; anything else with its traceback
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
-PRELOAD = ["dgt.warm"]
 
 
 class Job(Protocol):
@@ -85,8 +82,6 @@ class Script:
 
 def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int, Any]:
     """Start `nodes` ranks on this host, run the job on each, return what each returned."""
-    world.prepare_children()
-    multiprocessing.set_forkserver_preload(PRELOAD)
     with _signals_kept(), tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
         launch = LaunchConfig(
             min_nodes=1,
@@ -107,20 +102,12 @@ def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int
         except ChildFailedError as error:
             raise _first_failure(meeting, error) from None
         except KeyboardInterrupt:
-            _stop_forking()
+            forkserver.stop()
             raise LaunchError(f"interrupted; {nodes} ranks stopped", 128 + signal.SIGINT) from None
         except SignalException as error:
-            _stop_forking()
+            forkserver.stop()
             word = "interrupted" if error.sigval == signal.SIGINT else f"ended by {error.sigval.name}"
             raise LaunchError(f"{word}; {nodes} ranks stopped", 128 + error.sigval) from None
-
-
-def _stop_forking() -> None:
-    """Ranks still waiting to be forked would wake up to a launcher that is gone, and complain."""
-    pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -130,10 +117,7 @@ def _signals_kept() -> Iterator[None]:
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     }
     logging.disable(logging.CRITICAL)
-    # Ctrl-C in the first seconds must not hit the forkserver in the middle of its imports
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    multiprocessing.forkserver.ensure_running()
-    signal.signal(signal.SIGINT, handlers[signal.SIGINT])
+    forkserver.start()
     try:
         yield
     finally:

@@ -18,12 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Protocol
 
 from dgt.checks import ConfigError, SharedError
+
+if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it is while torch is still on its way
+    import torch
+    import torch.distributed as dist
 
 
 class PeerError(RuntimeError):
@@ -177,6 +178,9 @@ class Node:
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor, stacked: [size, ...]. Start-up and evaluations only."""
+        import torch
+        import torch.distributed as dist
+
         values = values.contiguous()
         rows = [torch.empty_like(values) for _ in range(self.size)]
         with self._patience():
@@ -185,6 +189,9 @@ class Node:
 
     def collect(self, values: torch.Tensor) -> torch.Tensor | None:
         """Every rank's CPU tensor, stacked, on rank 0; None elsewhere. Does not wait for the others."""
+        import torch
+        import torch.distributed as dist
+
         rows = [torch.empty_like(values) for _ in range(self.size)] if self.is_main else None
         with self._patience():
             dist.gather(values.contiguous(), rows, dst=0, group=self.control)
@@ -192,12 +199,16 @@ class Node:
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks, in place. Start-up, evaluations and the allreduce baseline only."""
+        import torch.distributed as dist
+
         group = self.data if values.is_cuda and self.backend == "nccl" else self.control
         with self._patience():
             dist.all_reduce(values, group=group)
         return values
 
     def barrier(self) -> None:
+        import torch
+
         self.sum(torch.zeros(1))
 
     @contextlib.contextmanager
@@ -209,6 +220,9 @@ class Node:
 
     def settle(self, backend: str, device: str) -> None:
         """Decide on device and backend, together with all ranks; until then messages go over gloo on the CPU."""
+        import torch
+        import torch.distributed as dist
+
         gpus = torch.cuda.device_count() if device != "cpu" else 0
         self.device = torch.device(choose_device(device, self.placement.local_rank, gpus))
         self.backend = choose_backend(backend, self.gather(torch.tensor(_gpu_number(self.device))).tolist())
@@ -233,6 +247,9 @@ def join(*, backend: str = "auto", device: str = "auto", timeout: float = 60.0) 
 @contextlib.contextmanager
 def connect(timeout: float) -> Iterator[Node]:
     """Meet all ranks over gloo; `Node.settle` decides the rest."""
+    import torch
+    import torch.distributed as dist
+
     where = placement()
     share_cores(where.local_size)
     # starting many ranks may take minutes; waiting for a neighbour later should not
@@ -275,6 +292,8 @@ def meet_in(path: Path) -> None:
 
 def _same_version(node: Node) -> None:
     """First of all, in a message that never changes its size: 32 bytes of version from every rank."""
+    import torch
+
     own = importlib.metadata.version("dgt")
     text = torch.frombuffer(bytearray(own.encode()[:32].ljust(32)), dtype=torch.uint8)
     versions = [bytes(row.tolist()).decode(errors="replace").strip() for row in node.gather(text)]
@@ -285,6 +304,8 @@ def _same_version(node: Node) -> None:
 
 def _gpu_number(device: torch.device) -> int:
     """A number that tells GPUs apart across hosts, 0 for the CPU."""
+    import torch
+
     if device.type == "cpu":
         return 0
     identity = str(torch.cuda.get_device_properties(device).uuid)
@@ -293,6 +314,8 @@ def _gpu_number(device: torch.device) -> int:
 
 def _store(where: Placement, patience: timedelta) -> dist.Store:
     """Where ranks find each other: dgt's own file, nowhere to go alone, torchrun's store, or the first Slurm host's."""
+    import torch.distributed as dist
+
     if MEETING_FILE in os.environ:
         # a file per meeting: a script may join more than once
         path = f"{os.environ[MEETING_FILE]}-{next(_meetings)}"
@@ -304,6 +327,14 @@ def _store(where: Placement, patience: timedelta) -> dist.Store:
         return store
     host, port = slurm_rendezvous(os.environ)
     return dist.TCPStore(host, port, where.size, is_master=where.rank == 0, timeout=patience)
+
+
+def starts_ranks() -> bool:
+    """Whether this process may start ranks of its own: no launcher has made it one."""
+    try:
+        return detect(os.environ).launcher == "alone"
+    except ConfigError:
+        return False
 
 
 def is_other_rank() -> bool:
@@ -318,6 +349,8 @@ def placement() -> Placement:
 
 def share_cores(ranks_here: int) -> None:
     """Fit the ranks of this host to its cores."""
+    import torch
+
     cores = os.cpu_count() or 1
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores // ranks_here))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dgt import launch, world
+from dgt import forkserver, world
 from dgt.data import cifar10
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_launcher() -> None:
     # forked ranks import the main module again, which is pytest here: let the warm process have it already
-    launch.PRELOAD.append("pytest")
+    forkserver.PRELOAD.append("pytest")
 
 
 @pytest.fixture(scope="session")
