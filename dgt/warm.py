@@ -5,9 +5,23 @@ here on its children take the default: a rank ends at once and silently, at what
 """
 
 import signal
+import sys
+from types import TracebackType
 
 import dgt.cli
 import dgt.training.compare
 import dgt.training.jobs  # noqa: F401
 
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell an error, unless it is a rank forked just as its launcher went: the launcher's semaphores are gone then."""
+    last = trace
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    inside = last.tb_frame.f_code.co_filename if last is not None else ""
+    if not (kind is FileNotFoundError and inside.endswith("synchronize.py")):
+        sys.__excepthook__(kind, error, trace)
+
+
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+sys.excepthook = _tell

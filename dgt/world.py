@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -216,7 +217,9 @@ class Node:
         try:
             yield
         except RuntimeError as error:
-            raise PeerError(f"node {self.rank}: another rank {absence(error, self.timeout)}") from error
+            what = absence(error, self.timeout)
+            time.sleep(0.3)  # its neighbours know which one it is: let them speak first
+            raise PeerError(f"node {self.rank}: another rank {what}") from error
 
     def settle(self, backend: str, device: str) -> None:
         """Decide on device and backend, together with all ranks; until then messages go over gloo on the CPU."""

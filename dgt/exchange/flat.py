@@ -75,7 +75,8 @@ class FlatParameters:
             if parameter.grad is None:
                 piece.zero_()
             else:
-                piece.view_as(parameter).copy_(parameter.grad)
+                gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+                piece.view_as(parameter).copy_(gradient)
             start += parameter.numel()
 
     def layout(self) -> str:
