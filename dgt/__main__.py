@@ -4,6 +4,7 @@ Commands that start ranks start the warm process that forks them first of all: i
 two processes can do it at the same time.
 """
 
+import signal
 import sys
 
 from dgt import forkserver, world
@@ -13,6 +14,15 @@ STARTS_RANKS = ("train", "compare", "bench", "run")
 
 def main() -> None:
     """Entry point of the console command."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # while torch is still being imported
+        forkserver.stop()
+        print("dgt: interrupted", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _run() -> None:
     wanted = len(sys.argv) > 1 and sys.argv[1] in STARTS_RANKS and not {"-h", "--help"} & set(sys.argv)
     if wanted and world.starts_ranks():
         forkserver.start()

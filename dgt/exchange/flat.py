@@ -29,6 +29,7 @@ class Piece:
         whole = self.parameter.grad
         if whole is None:
             return zeros[: self.inside.stop - self.inside.start].zero_()
+        whole = whole.to_dense() if whole.is_sparse else whole
         return whole.reshape(-1)[self.inside]
 
 
@@ -105,7 +106,8 @@ class FlatParameters:
             if parameter.grad is None:
                 piece.zero_()
             else:
-                piece.view_as(parameter).copy_(parameter.grad)
+                gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+                piece.view_as(parameter).copy_(gradient)
             start += parameter.numel()
 
     def layout(self) -> str:

@@ -21,6 +21,7 @@ import os
 import platform
 import secrets
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,7 @@ class Board:
 
     def __init__(self, file: int, like: torch.Tensor) -> None:
         self._file = file
+        weakref.finalize(self, os.close, file)
         size = like.numel() * like.element_size()
         self._map = mmap.mmap(file, HEADER + 2 * _padded(size))
         self._counter = np.frombuffer(self._map, dtype=np.uint32, count=1, offset=COUNTER)

