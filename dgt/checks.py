@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import inspect
+import itertools
 import math
+import textwrap
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -87,3 +91,15 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
         raise ConfigError(f"{key}={value}: must be {words[kind]}")
     return value
+
+
+def documented(section: type) -> list[str]:
+    """'key: default   # meaning' for every field, from the docstrings below them."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    words = {}
+    for field, following in itertools.pairwise(tree.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(following, ast.Expr):
+            words[field.target.id] = ast.literal_eval(following.value)
+    made = section()
+    return [f"{key}: {getattr(made, key)}   # {meaning}" for key, meaning in words.items()]

@@ -14,11 +14,13 @@ from typing import NoReturn
 
 from dgt import compose as composing
 from dgt import forkserver, launch, problems, world
-from dgt.checks import ConfigError, check_range, nearest
+from dgt.bench.job import BenchConfig, BenchJob
+from dgt.checks import ConfigError, build, check_range, documented, nearest
 from dgt.config import Config
 from dgt.data import cifar10
 from dgt.launch import JoinOptions
 from dgt.network.spectral import gap_table
+from dgt.report import bench as bench_report
 from dgt.report import compare as compare_report
 from dgt.report.tables import gap_lines, table
 from dgt.training import compare as comparison
@@ -175,6 +177,18 @@ def run(options: argparse.Namespace) -> None:
     launch.start_ranks(launch.Script(options.program, options.arguments), options.nodes, JoinOptions())
 
 
+def bench(options: argparse.Namespace) -> None:
+    """What an iteration costs, by turns on the same ranks."""
+    here = world.placement()
+    if here.launcher == "alone":
+        config = build(BenchConfig, composing.plain_values(options.overrides), "")
+        results = launch.start_ranks(BenchJob(config), config.nodes, JoinOptions())
+    else:
+        raise ConfigError(f"dgt bench starts its own ranks; run it outside {here.launcher}")
+    rows = bench_report.summarise(results)
+    print(json.dumps(rows, indent=2) if options.json else bench_report.text(rows))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dgt", description="Weighted decentralized training: one process per network node."
@@ -191,6 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _command(commands, "gaps", gaps, "the paper's spectral-gap table, recomputed")
     _command(commands, "data", data, "fetch and verify a data set, once per host")
+    _command(commands, "bench", bench, "what an iteration costs: compute, DDP, naive exchange, dgt; on the same ranks")
     program = commands.add_parser("run", help="run a program of your own as every node", description=RUN_HELP)
     program.add_argument("-n", dest="nodes", type=int, required=True, metavar="NODES", help="how many ranks to start")
     program.add_argument("program", metavar="PROGRAM.py")
@@ -225,6 +240,7 @@ EXAMPLES = {
     "compare": "dgt compare weights=A,B topology=ring,grid,exponential,tailored seeds=10",
     "gaps": "dgt gaps laziness=0.5",
     "data": "dgt data cifar10 root=/scratch/data",
+    "bench": "dgt bench preset=resnet18 topology=exponential nodes=4",
 }
 
 
@@ -237,6 +253,8 @@ def _key_help(command: str) -> str:
             "  laziness: 0.3        # epsilon",
             "  topology.seed: 0     # which draw of the tailored graphs",
         ]
+    elif command == "bench":
+        lines += ["settings:", *(f"  {line}" for line in documented(BenchConfig))]
     elif command == "data":
         lines += [
             "settings:",

@@ -108,6 +108,14 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
+def plain_values(overrides: Sequence[str]) -> dict[str, Any]:
+    """key=value pairs for commands that take no config: values are read as Hydra would."""
+    pairs = {}
+    for item in OverridesParser.create().parse_overrides(list(overrides)):
+        pairs[item.key_or_group] = item.value()
+    return pairs
+
+
 def search_override(folder: Path) -> str:
     """A folder with config groups of one's own, as an override that travels with the others."""
     return f"hydra.searchpath={folder}"

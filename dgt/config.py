@@ -26,6 +26,7 @@ BUFFERS = ("local", "mixed", "recalibrated")
 LOGGERS = ("jsonl", "tensorboard")
 BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
+TRANSPORTS = ("auto", "messages")
 DTYPES = ("auto", "float64", "float32")
 
 
@@ -253,6 +254,8 @@ class Config:
     """auto (nccl when every rank has its own GPU, else gloo), gloo or nccl."""
     device: str = "auto"
     """auto (what suits the problem), cpu or cuda."""
+    transport: str = "auto"
+    """auto (memory where neighbours share it, messages elsewhere) or messages."""
     overlap: bool = True
     """Let the tracker exchange travel while the next gradient is computed."""
     dtype: str = "auto"
@@ -274,6 +277,7 @@ class Config:
         check_range("timeout", self.timeout, 0, open_low=True)
         check_choice("backend", self.backend, BACKENDS)
         check_choice("device", self.device, DEVICES)
+        check_choice("transport", self.transport, TRANSPORTS)
         check_choice("dtype", self.dtype, DTYPES)
 
     @classmethod

@@ -217,8 +217,10 @@ def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:
     """The reason behind the others: the earliest that is not another rank's absence, else who missed whom."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in Path(meeting).glob("failure-*")]
     rank, failure = error.get_first_failure()
-    if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-        return LaunchError(f"rank {rank} was killed ({failure.signal_name()}); out of memory?")
+    # whoever notices first that a rank is gone may be seen to end before it
+    for killed, how in error.failures.items():
+        if how.exitcode < 0 and how.exitcode != -signal.SIGTERM:
+            return LaunchError(f"rank {killed} was killed ({how.signal_name()}); out of memory?")
     if not records:
         return LaunchError(f"rank {rank} ended without a word (exit code {failure.exitcode})")
     first = min(

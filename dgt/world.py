@@ -37,7 +37,7 @@ def absence(error: RuntimeError, timeout: float) -> str:
     text = str(error).lower()
     if "timed out" in text or "timeout" in text:
         return f"did not answer within {timeout:g} s"
-    if any(word in text for word in ("connection", "closed", "reset", "broken pipe", "socket", "remote")):
+    if any(word in text for word in ("connection", "closed", "reset", "broken pipe", "socket", "remote", "is gone")):
         return "is gone (connection closed)"
     raise error
 

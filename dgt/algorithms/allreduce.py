@@ -21,10 +21,9 @@ class AllReduce(DecentralizedOptimizer):
         self.network.node.sum(self.flat.values)
 
     def update(self) -> None:
-        self.read_gradient()
         node = self.network.node
-        self._sum.copy_(self.gradient).mul_(self.network.weight / node.size)
-        node.sum(self._sum)
+        self.read_gradient(out=self._sum)
+        node.sum(self._sum.mul_(self.network.weight / node.size))
         # counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank
         buffer_bytes = self._sum.numel() * self._sum.element_size()
         self.transport.bytes_sent += 2 * (node.size - 1) * buffer_bytes // node.size

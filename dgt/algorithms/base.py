@@ -40,7 +40,6 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self.flat = FlatParameters([group["params"] for group in self.param_groups])
         agree(network.node, {"parameters": self.flat.layout(), "algorithm": type(self).__name__})
         self.iteration = 0
-        self.gradient = self.flat.like()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -65,7 +64,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         _plain(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """What an exact continuation needs besides the model: groups, iteration, gradient and tracker."""
+        """What an exact continuation needs besides the model: groups, iteration and tracker."""
         self.drain()
         state = _plain(torch.optim.Optimizer.state_dict)(self)
         tensors = {name: tensor.clone() for name, tensor in self.buffers().items()}
@@ -92,19 +91,18 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The tensors that make up the state, by name."""
-        masters = {"masters": self.flat.values} if self.flat.has_masters else {}
-        return {"gradient": self.gradient, **masters}
+        return {"masters": self.flat.values} if self.flat.has_masters else {}
 
     @abc.abstractmethod
     def update(self) -> None:
         """The algorithm itself: from `self.flat` and its gradients to the next `self.flat`."""
 
-    def read_gradient(self) -> None:
-        """Bring `self.gradient` up to date from the parameters' gradients."""
-        self.flat.gather_gradients(self.gradient)
+    def read_gradient(self, out: torch.Tensor) -> None:
+        """out = the gradient [parameters], weight decay included."""
+        self.flat.gather_gradients(out)
         for group, part in zip(self.param_groups, self.flat.slices, strict=True):
             if group["weight_decay"]:
-                self.gradient[part].add_(self.flat.values[part], alpha=group["weight_decay"])
+                out[part].add_(self.flat.values[part], alpha=group["weight_decay"])
 
     def descend(self, start: torch.Tensor, direction: torch.Tensor, out: torch.Tensor, scale: float = 1.0) -> None:
         """out = start - lr * scale * direction, with each group's own lr."""

@@ -12,11 +12,12 @@ class DSGD(DecentralizedOptimizer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._z = self.flat.like()
+        self._outbox = self.transport.outbox("parameters", self.flat.values)
 
     def update(self) -> None:
-        self.read_gradient()
-        self.descend(self.flat.values, self.gradient, out=self._z, scale=self.network.gradient_scale)
-        pending = self.transport.post("parameters", self.iteration, self._z)
-        self.network.mix(self._z, pending, out=self.flat.values)
+        z = self._outbox.buffer
+        self.read_gradient(out=z)
+        self.descend(self.flat.values, z, out=z, scale=self.network.gradient_scale)
+        pending = self._outbox.post(self.iteration)
+        self.network.mix(z, pending, out=self.flat.values)
         pending.finish()

@@ -8,10 +8,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from dgt.checks import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of one parameter: `inside` of its own numbers, `place` in the flat buffer, and its group."""
+
+    parameter: torch.nn.Parameter
+    inside: slice
+    place: slice
+    group: int
+
+    def gradient(self, zeros: torch.Tensor) -> torch.Tensor:
+        """This stretch of the parameter's gradient; none counts as zero, for which there is room in `zeros`."""
+        whole = self.parameter.grad
+        if whole is None:
+            return zeros[: self.inside.stop - self.inside.start].zero_()
+        whole = whole.to_dense() if whole.is_sparse else whole
+        return whole.reshape(-1)[self.inside]
 
 
 class FlatParameters:
@@ -66,6 +85,18 @@ class FlatParameters:
         for view, parameter in zip(self._views, self.parameters, strict=True):
             if parameter.dtype != view.dtype:
                 parameter.copy_(view)
+
+    def pieces(self, length: int) -> list[Piece]:
+        """The buffer cut at the borders of the parameters, and within them every `length` numbers."""
+        found, start, group = [], 0, 0
+        for parameter in self.parameters:
+            while start >= self.slices[group].stop:
+                group += 1
+            for first in range(0, parameter.numel(), length):
+                last = min(first + length, parameter.numel())
+                found.append(Piece(parameter, slice(first, last), slice(start + first, start + last), group))
+            start += parameter.numel()
+        return found
 
     def gather_gradients(self, out: torch.Tensor) -> None:
         """Copy every parameter's gradient into `out` [parameters]; no gradient counts as zero."""

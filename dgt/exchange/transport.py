@@ -1,11 +1,14 @@
-"""Point-to-point messages between neighbours: post a buffer to all of them now, collect theirs later.
+"""Point-to-point messages between neighbours: write a message, post it to all of them, take theirs in later.
 
-    pending = transport.post("parameters", step, z)      # returns at once
-    for peer, theirs in pending.collect(): ...           # neighbours in ascending order
+    outbox = transport.outbox("parameters", like)        # once, together with the neighbours
+    z = outbox.buffer                                    # write the message here
+    pending = outbox.post(step)                          # returns at once; the next message has a buffer of its own
+    for peer, theirs in pending.collect(): ...           # as the neighbours' messages arrive
 
-One interface, two ways: gloo takes each message with its own tag; nccl knows no tags and wants one symmetric
-batch in sorted order from the main thread. No deadlock on any graph: a rank posts everything it sends before
-it waits for anything, so every wait is for a message already on its way.
+Every edge takes the quickest way there is: memory that both ends really share (`shared.py`), else messages of the
+process group. gloo takes each message with its own tag; nccl knows no tags and wants one symmetric batch in
+sorted order from the main thread. No deadlock on any graph: a rank posts everything it sends before it waits for
+anything, so every wait is for a message already on its way.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from dgt.exchange import shared
 from dgt.world import Node, PeerError, absence
 
 KINDS = ("parameters", "tracker", "both", "handshake", "buffers")
@@ -33,134 +38,219 @@ def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
 
 
 class Transport:
-    """Sends one buffer to every neighbour and receives theirs. Buffers are made on first use and kept.
+    """This node's way to its neighbours.
 
     Each transport is a channel of its own: two optimizers, or two networks, never take each other's messages.
     """
 
-    def __init__(self, node: Node, peers: Sequence[int]) -> None:
+    def __init__(self, node: Node, peers: Sequence[int], way: str = "auto") -> None:
         self.node = node
         self.peers = sorted(peers)
         self.channel = node.open_channel() % CHANNELS
         self.bytes_sent = 0
-        self._inboxes: dict[str, list[torch.Tensor]] = {}
-        self._outboxes: dict[str, torch.Tensor] = {}
+        self.wait_seconds = 0.0
+        self._share_memory = way == "auto" and shared.available()
+        self._exchanges = 0
 
-    def post(self, kind: str, step: int, buffer: torch.Tensor) -> Pending:
-        """Start sending `buffer` to all neighbours; it must not change before `Pending.finish`."""
-        staged = self._stage(kind, buffer)
-        inbox = self._inboxes.get(kind)
-        if inbox is None:
-            inbox = self._inboxes[kind] = [self._empty_like(staged) for _ in self.peers]
-        start = self._post_batch if self._uses_nccl(staged) else self._post_tagged
-        receives, sends = start(KINDS.index(kind), step, staged, inbox)
-        self.bytes_sent += len(self.peers) * staged.numel() * staged.element_size()
-        pending = Pending(self, kind, step, inbox, receives, sends)
-        self.node.under_way.add(pending)
-        return pending
+    def outbox(self, kind: str, like: torch.Tensor, inboxes: int = 2) -> Outbox:
+        """A place for messages of this kind and shape; all neighbours open theirs in the same order."""
+        own = shared.create(like) if self._share_memory and like.device.type == "cpu" and self.peers else None
+        boards = self._meet(own, like)
+        return Outbox(self, kind, like, own if boards else None, boards, inboxes)
 
-    def _uses_nccl(self, buffer: torch.Tensor) -> bool:
-        return self.node.backend == "nccl" and buffer.is_cuda
+    def exchange(self, kind: str, step: int, message: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Send a small message to every neighbour and get theirs; start-up and rare things only."""
+        outbox = Outbox(self, kind, message, None, {}, inboxes=len(self.peers), first=self._exchanges)
+        self._exchanges += 1
+        outbox.buffer.copy_(message)
+        pending = outbox.post(step)
+        theirs = dict(pending.collect())
+        pending.finish()
+        return theirs
 
-    def _stage(self, kind: str, buffer: torch.Tensor) -> torch.Tensor:
-        """gloo moves host memory only: CUDA buffers go through pinned copies."""
-        if not buffer.is_cuda or self._uses_nccl(buffer):
-            return buffer
-        if kind not in self._outboxes:
-            self._outboxes[kind] = self._empty_like(buffer)
-        return self._outboxes[kind].copy_(buffer)
+    def _meet(self, own: shared.OwnBoard | None, like: torch.Tensor) -> dict[int, shared.Board]:
+        """Boards of those neighbours that can read ours and whose we can read; over messages, before the first step."""
+        card = torch.zeros(256, dtype=torch.uint8)
+        if own is not None:
+            text = own.token + str(own.path).encode()
+            card[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        boards = {}
+        for peer, theirs in self._greet(card).items():
+            text = bytes(theirs.tolist()).rstrip(b"\0")
+            board = shared.look(Path(text[shared.TOKEN :].decode()), text[: shared.TOKEN], like) if text else None
+            if own is not None and board is not None:
+                boards[peer] = board
+        flags = torch.zeros(self.node.size, dtype=torch.uint8)
+        flags[list(boards)] = 1
+        answers = self._greet(flags)
+        if own is not None:
+            own.unlink()
+        return {peer: board for peer, board in boards.items() if answers[peer][self.node.rank]}
 
-    def _empty_like(self, buffer: torch.Tensor) -> torch.Tensor:
-        if self._uses_nccl(buffer) or self.node.device.type == "cpu":
-            return torch.empty_like(buffer)
-        return torch.empty_like(buffer, device="cpu", pin_memory=True)
-
-    def _post_tagged(
-        self, kind: int, step: int, buffer: torch.Tensor, inbox: list[torch.Tensor]
-    ) -> tuple[list[dist.Work], list[dist.Work]]:
-        # a tag per step, channel and kind: a stale or early message cannot be taken for this one
-        tag = ((step % 2**21) * CHANNELS + self.channel) * len(KINDS) + kind
-        group = self.node.control
-        receives = [group.recv([theirs], peer, tag) for peer, theirs in zip(self.peers, inbox, strict=True)]
-        sends = [group.send([buffer], peer, tag) for peer in self.peers]
-        return receives, sends
-
-    def _post_batch(
-        self, kind: int, step: int, buffer: torch.Tensor, inbox: list[torch.Tensor]
-    ) -> tuple[list[dist.Work], list[dist.Work]]:
-        if not self.peers:
-            return [], []
-        group, theirs = self.node.data, dict(zip(self.peers, inbox, strict=True))
-        batch = [
-            dist.P2POp(dist.isend, buffer, peer, group)
-            if way == "send"
-            else dist.P2POp(dist.irecv, theirs[peer], peer, group)
-            for way, peer in message_order(self.node.rank, self.peers)
-        ]
-        # nccl returns one handle for the whole batch, gloo one per operation: wait for all of it
-        return dist.batch_isend_irecv(batch), []
+    def _greet(self, message: torch.Tensor) -> dict[int, torch.Tensor]:
+        sent = self.bytes_sent
+        theirs = self.exchange("handshake", 0, message)
+        self.bytes_sent = sent  # finding each other is no part of the algorithm
+        return theirs
 
 
-class Pending:
-    """One exchange under way."""
+class Outbox:
+    """Messages of one kind: written into `buffer(step)`, then posted."""
 
     def __init__(
         self,
         transport: Transport,
         kind: str,
-        step: int,
-        inbox: list[torch.Tensor],
-        receives: list[dist.Work],
-        sends: list[dist.Work],
+        like: torch.Tensor,
+        board: shared.OwnBoard | None,
+        boards: dict[int, shared.Board],
+        inboxes: int,
+        first: int = 0,
     ) -> None:
-        self._transport, self._kind, self._step, self._inbox = transport, kind, step, inbox
-        self._receives, self._sends = receives, sends
-        self._deadline = 0.0
+        self.transport, self.kind, self.node = transport, kind, transport.node
+        self.board, self.boards = board, boards
+        self.others = [peer for peer in transport.peers if peer not in boards]
+        self._uses_nccl = self.node.backend == "nccl" and like.is_cuda
+        self.buffers = board.buffers if board is not None else [torch.empty_like(like)]
+        # gloo moves host memory only: CUDA buffers go through pinned copies
+        self._staged = self._empty_like(like) if like.is_cuda and not self._uses_nccl and self.others else None
+        number = len(self.others) if self._uses_nccl else min(inboxes, len(self.others))
+        self.inboxes = [self._empty_like(like) for _ in range(number)]
+        self._bytes = len(transport.peers) * like.numel() * like.element_size()
+        self._posted = first  # messages are told apart by this number, whatever iteration their sender is at
+
+    def _empty_like(self, like: torch.Tensor) -> torch.Tensor:
+        if self._uses_nccl or not like.is_cuda:
+            return torch.empty_like(like)
+        return torch.empty_like(like, device="cpu", pin_memory=True)
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """Where the next message is written."""
+        return self.buffers[self._posted % len(self.buffers)]
+
+    def post(self, step: int) -> Pending:
+        """Start sending to all neighbours; the message must not change before `Pending.finish`."""
+        number, message = self._posted, self.buffer
+        self._posted += 1
+        if self.board is not None:
+            self.board.publish(number)
+        if self._staged is not None:
+            message = self._staged.copy_(message)
+        pending = Pending(self, number, step)
+        if self._uses_nccl:
+            pending.start_batch(message)
+        elif self.others:
+            pending.start_tagged(message)
+        self.transport.bytes_sent += self._bytes
+        self.node.under_way.add(pending)
+        return pending
+
+
+class Pending:
+    """One exchange under way."""
+
+    def __init__(self, outbox: Outbox, number: int, step: int) -> None:
+        self._outbox, self._number, self._step, self._node = outbox, number, step, outbox.node
+        self._receives: list[dist.Work] = []
+        self._sends: list[dist.Work] = []
+        self._batch: list[dist.Work] = []
+        self._collected = False
+
+    def start_tagged(self, message: torch.Tensor) -> None:
+        # a tag per message, channel and kind: a stale or early message cannot be taken for this one
+        outbox, group = self._outbox, self._node.control
+        stream = (self._number % 2**21) * CHANNELS + outbox.transport.channel
+        self._tag = stream * len(KINDS) + KINDS.index(outbox.kind)
+        for _ in outbox.inboxes:
+            self._receive_next()
+        self._sends = [group.send([message], peer, self._tag) for peer in outbox.others]
+
+    def _receive_next(self) -> None:
+        """Ask for the next neighbour's message, as soon as an inbox is free."""
+        number = len(self._receives)
+        if number < len(self._outbox.others):
+            inbox = self._outbox.inboxes[number % len(self._outbox.inboxes)]
+            self._receives.append(self._node.control.recv([inbox], self._outbox.others[number], self._tag))
+
+    def start_batch(self, message: torch.Tensor) -> None:
+        outbox, group = self._outbox, self._node.data
+        theirs = dict(zip(outbox.others, outbox.inboxes, strict=True))
+        if theirs:
+            batch = [
+                dist.P2POp(dist.isend, message, peer, group)
+                if way == "send"
+                else dist.P2POp(dist.irecv, theirs[peer], peer, group)
+                for way, peer in message_order(self._node.rank, outbox.others)
+            ]
+            # nccl returns one handle for the whole batch, gloo one per operation: wait for all of it
+            self._batch = dist.batch_isend_irecv(batch)
+
+    def shared(self) -> list[tuple[int, torch.Tensor]]:
+        """(peer, buffer) of all neighbours in shared memory, once all have published; read it before the next post."""
+        since = time.monotonic()
+        for peer, board in self._outbox.boards.items():
+            trouble = board.wait(self._number, since + self._node.timeout)
+            if trouble:
+                raise self._absent(peer, RuntimeError(trouble))
+        self._outbox.transport.wait_seconds += time.monotonic() - since
+        turn = self._number % 2
+        return [(peer, board.buffers[turn]) for peer, board in self._outbox.boards.items()]
+
+    def messages(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(peer, buffer) of all other neighbours, ascending; the buffer holds until the next one is asked for."""
+        outbox = self._outbox
+        # patience counts from here: a neighbour may have been computing while its message was expected
+        deadline = time.monotonic() + self._node.timeout
+        for work in self._batch:
+            self._wait(work, None, deadline)
+        self._batch = []
+        for number, peer in enumerate(outbox.others if not self._collected else []):
+            if self._receives:
+                self._wait(self._receives[number], peer, deadline)
+            yield peer, outbox.inboxes[number % len(outbox.inboxes)]
+            if self._receives:
+                self._receive_next()
+        self._collected = True
+        self._settle()
 
     def collect(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(peer, buffer) in ascending order of peers, so that sums are the same in every run."""
-        peers = self._transport.peers
-        # patience counts from here: a neighbour may have been computing while its message was expected
-        self._deadline = time.monotonic() + self._transport.node.timeout
-        if len(self._receives) != len(peers):
-            for work in self._receives:
-                self._wait(work, None)
-            self._receives = []
-        for k, (peer, theirs) in enumerate(zip(peers, self._inbox, strict=True)):
-            if self._receives:
-                self._wait(self._receives[k], peer)
-            yield peer, theirs
-        self._receives = []
-        self._settle()
+        """(peer, buffer) of all neighbours: those in shared memory, then the others, each in ascending order."""
+        yield from self.shared()
+        yield from self.messages()
 
     def finish(self) -> None:
         """Wait until the sent buffer may change again."""
-        self._deadline = time.monotonic() + self._transport.node.timeout
-        for peer, work in zip(self._transport.peers, self._sends, strict=False):
-            self._wait(work, peer)
+        deadline = time.monotonic() + self._node.timeout
+        for peer, work in zip(self._outbox.others, self._sends, strict=False):
+            self._wait(work, peer, deadline)
         self._sends = []
         self._settle()
 
     def complete(self) -> None:
         """Wait for both ways, whoever wants the result."""
-        for _ in self.collect():
+        for _ in self.messages():
             pass
         self.finish()
 
     def _settle(self) -> None:
-        if not self._receives and not self._sends:
-            self._transport.node.under_way.discard(self)
+        if self._collected and not self._sends:
+            self._node.under_way.discard(self)
 
-    def _wait(self, work: dist.Work, peer: int | None) -> None:
-        node = self._transport.node
+    def _wait(self, work: dist.Work, peer: int | None, deadline: float) -> None:
+        since = time.monotonic()
         try:
-            if node.backend == "nccl":
+            if self._node.backend == "nccl":
                 work.wait()  # orders streams, returns at once; its own watchdog keeps the time
                 return
             # at least a moment: once one neighbour was late, messages that did arrive must still be taken
-            left = max(self._deadline - time.monotonic(), 0.5)
-            work.wait(timedelta(seconds=left))
+            work.wait(timedelta(seconds=max(deadline - since, 0.5)))
         except RuntimeError as error:
-            who = f"neighbour {peer}" if peer is not None else f"one of the neighbours {self._transport.peers}"
-            what = absence(error, node.timeout)
-            raise PeerError(f"node {node.rank}: {who} {what}; {self._kind} of iteration {self._step}") from error
+            raise self._absent(peer, error) from error
+        finally:
+            self._outbox.transport.wait_seconds += time.monotonic() - since
+
+    def _absent(self, peer: int | None, error: RuntimeError) -> PeerError:
+        who = f"neighbour {peer}" if peer is not None else f"one of the neighbours {self._outbox.transport.peers}"
+        what = absence(error, self._node.timeout)
+        return PeerError(f"node {self._node.rank}: {who} {what}; {self._outbox.kind} of iteration {self._step}")

@@ -42,7 +42,7 @@ def train(
     """
     seeds = [config.seed] if seeds is None else list(seeds)
     agree(node, run_facts(config, seeds))
-    network = Network(node, graph, weights, config.strategy.name, config.laziness)
+    network = Network(node, graph, weights, config.strategy.name, config.laziness, config.transport)
     problem = problems.from_config(config, weights, node.rank, seeds, node.device, cache_dir())
     optimizer = algorithms.from_name(config.algorithm.name, problem.parameters(), config.lr, network, config.overlap)
     buffers = MixedBuffers(problem.model, network) if problem.mixes_buffers else None
@@ -124,6 +124,7 @@ def run_facts(config: Config, seeds: Sequence[int]) -> dict[str, str]:
         "lr": repr(config.lr),
         "iterations": f"{config.iterations}, evaluated every {config.eval_every}",
         "dtype": config.dtype,
+        "transport": config.transport,
         **{f"problem.{name}": str(value) for name, value in problem.items() if name not in LOCAL_KEYS},
     }
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dgt
-from dgt.exchange.transport import Transport
+from dgt.exchange.transport import Outbox, Transport
 from dgt.launch import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import named
@@ -109,15 +109,14 @@ class Batch:
     topology: str
 
     def run(self, node: Node) -> list[list[float]]:
-        class Batched(Transport):
-            _post_tagged = Transport._post_batch
-
         peers = sorted(getattr(dgt.graphs, self.topology)(node.size)[node.rank])
-        transport = Batched(node, peers)
+        transport = Transport(node, peers)
+        outbox = Outbox(transport, "parameters", torch.empty(300), None, {}, inboxes=len(peers))
+        outbox._uses_nccl = True
         heard = []
         for step in range(5):
-            mine = torch.full((300,), 100.0 * step + node.rank)
-            pending = transport.post("parameters", step, mine)
+            outbox.buffer.fill_(100.0 * step + node.rank)
+            pending = outbox.post(step)
             heard.append([float(theirs.mean()) for _, theirs in pending.collect()])
             pending.finish()
         assert transport.bytes_sent == 5 * 300 * 4 * len(peers)

@@ -20,7 +20,13 @@ LINES = [
     for block in re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
     for line in block.splitlines()
 ]
-SMALL = {"train": ["iterations=3"], "compare": ["iterations=6", "eval_every=3", "seeds=2"], "gaps": [], "data": []}
+SMALL = {
+    "train": ["iterations=3"],
+    "compare": ["iterations=6", "eval_every=3", "seeds=2"],
+    "gaps": [],
+    "data": [],
+    "bench": ["rounds=1", "steps=1"],
+}
 PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 # a ResNet-18 on 16 ranks takes minutes per iteration here: the small network stands in
 STAND_IN = ["problem.model=cnn", "problem.batch=4", "problem.test_samples=16", "seeds=1"]

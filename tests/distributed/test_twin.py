@@ -103,12 +103,12 @@ def config_for(topology: str, nodes: int, path: str, **changes: Any) -> Config:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("nodes", [1, 2, 5, 16])
-def test_ranks_equal_twin_for_every_topology_strategy_and_algorithm(nodes: int, tmp_path) -> None:
+@pytest.mark.parametrize(("nodes", "transport"), [(1, "auto"), (2, "auto"), (5, "auto"), (5, "messages"), (16, "auto")])
+def test_ranks_equal_twin_for_every_topology_strategy_and_algorithm(nodes: int, transport: str, tmp_path) -> None:
     edges = tmp_path / "edges.txt"
     edges.write_text("".join(f"{i} {i // 2}\n" for i in range(1, nodes)))  # a binary tree
     configs = [
-        config_for(topology, nodes, str(edges), strategy=strategy_name, algorithm=algorithm)
+        config_for(topology, nodes, str(edges), strategy=strategy_name, algorithm=algorithm, transport=transport)
         for topology in TOPOLOGIES
         for strategy_name in STRATEGIES
         for algorithm in ALGORITHMS
@@ -120,12 +120,15 @@ def test_ranks_equal_twin_for_every_topology_strategy_and_algorithm(nodes: int, 
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("transport", ["auto", "messages"])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_two_messages_per_step_equal_the_twin_with_overlap_on_and_off(overlap: bool) -> None:
+def test_two_messages_per_step_equal_the_twin_with_overlap_on_and_off(overlap: bool, transport: str) -> None:
     """Models above 64 KiB send parameters and tracker apart; the tracker travels during the next gradient."""
     wide = LeastSquaresConfig(dimension=5000)
     configs = [
-        config_for("exponential", 5, "", strategy=name, problem=wide, overlap=overlap, iterations=6)
+        config_for(
+            "exponential", 5, "", strategy=name, problem=wide, overlap=overlap, iterations=6, transport=transport
+        )
         for name in STRATEGIES
     ]
     for config, rows in zip(configs, run_ranks(TrainAll(configs), 5)[0], strict=True):

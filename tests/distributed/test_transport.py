@@ -1,0 +1,105 @@
+"""Both ways between neighbours: the same numbers under delays, a bounded number of buffers, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import dgt
+from dgt.exchange import shared
+from dgt.world import Node
+from tests.distributed.ranks import DGT, command, run_ranks
+
+pytestmark = pytest.mark.timeout(180)
+
+SIZE = 200_000
+
+
+@dataclass
+class Delayed:
+    """Twenty steps with a gradient that depends on the parameters; some ranks now and then oversleep."""
+
+    transport: str
+    delays: bool
+
+    def run(self, node: Node) -> list[float]:
+        graph = dgt.graphs.exponential(node.size)
+        network = dgt.Network(node, graph, [1.0 + k for k in range(node.size)], "II", transport=self.transport)
+        theta = torch.nn.Parameter(torch.full((SIZE,), float(node.rank), dtype=torch.float64))
+        optimizer = dgt.GradientTracking([theta], lr=0.1, network=network)
+        draw = random.Random(node.rank)
+        for step in range(20):
+            theta.grad = (theta.detach() - node.rank) * (1 + 0.01 * step)
+            for pause in (0.0, 0.0, 0.002, 0.02) if self.delays else ():
+                time.sleep(draw.random() * pause)
+            optimizer.step()
+        return theta.detach()[:: SIZE // 10].tolist()
+
+
+def test_delays_and_transports_change_nothing() -> None:
+    expected = run_ranks(Delayed("auto", delays=False), 8)
+    assert run_ranks(Delayed("auto", delays=True), 8) == expected
+    assert run_ranks(Delayed("messages", delays=True), 8) == {
+        rank: pytest.approx(values, abs=1e-12) for rank, values in expected.items()
+    }
+
+
+@dataclass
+class Buffers:
+    """How many parameter-sized buffers a rank holds while it trains; memory mapped from neighbours is theirs."""
+
+    transport: str
+
+    def run(self, node: Node) -> int:
+        network = dgt.Network(node, dgt.graphs.complete(node.size), [1.0] * node.size, transport=self.transport)
+        model = torch.nn.Linear(1000, 200, bias=False)
+        optimizer = dgt.GradientTracking(model.parameters(), lr=0.1, network=network)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1000)).sum().backward()
+            optimizer.step()
+        gc.collect()
+        held = {
+            t.untyped_storage().data_ptr()
+            for t in gc.get_objects()
+            if isinstance(t, torch.Tensor) and t.numel() >= SIZE
+        }
+        held.add(model.weight.grad.untyped_storage().data_ptr())
+        for outbox in (optimizer._z, optimizer._y):
+            held -= {
+                buffer.untyped_storage().data_ptr() for board in outbox.boards.values() for buffer in board.buffers
+            }
+            assert bool(outbox.boards) == (self.transport == "auto" and shared.available())
+        return len(held)
+
+
+@pytest.mark.parametrize("transport", ["auto", "messages"])
+def test_eight_buffers_whatever_the_degree(transport: str) -> None:
+    for nodes in (3, 6):
+        assert max(run_ranks(Buffers(transport), nodes).values()) <= 8
+
+
+def test_shared_memory_leaves_no_file() -> None:
+    before = set(os.listdir(shared.MEMORY))
+    run_ranks(Delayed("auto", delays=False), 3)
+    assert {name for name in os.listdir(shared.MEMORY) if name.startswith(shared.PREFIX)} <= before
+
+
+def test_bench_measures_all_variants_by_turns(tmp_path: Path) -> None:
+    done = command([*DGT, "bench", "preset=logistic", "nodes=2", "rounds=2", "steps=2", "--json"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row["variant"]: row for row in json.loads(done.stdout)}
+    assert set(rows) == {"compute", "limit", "ddp", "naive", "messages", "shared", "no_overlap"}
+    assert rows["compute"]["cpu/compute"] == 1
+    assert rows["shared"]["mb_sent"] == pytest.approx(rows["naive"]["mb_sent"])
+    done = command([*DGT, "bench", "preset=mpl"], tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "preset=mpl: did you mean mlp" in done.stderr
