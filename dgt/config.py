@@ -27,6 +27,7 @@ LOGGERS = ("jsonl", "tensorboard")
 BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "messages")
+WIRES = ("full", "bfloat16", "float16")
 DTYPES = ("auto", "float64", "float32")
 
 
@@ -258,6 +259,12 @@ class Config:
     """auto (memory where neighbours share it, messages elsewhere) or messages."""
     overlap: bool = True
     """Let the tracker exchange travel while the next gradient is computed."""
+    bucket_mb: float = 0
+    """Start the exchange during backward, in buckets of so many MB; 0: after it."""
+    wire: str = "full"
+    """full, or bfloat16 or float16: rounded changes with error feedback, fewer bytes."""
+    local_steps: int = 1
+    """Exchange after every so many steps only."""
     dtype: str = "auto"
     """auto (float64 for least squares, float32 for the rest), float64 or float32."""
     run_dir: str | None = None
@@ -278,7 +285,18 @@ class Config:
         check_choice("backend", self.backend, BACKENDS)
         check_choice("device", self.device, DEVICES)
         check_choice("transport", self.transport, TRANSPORTS)
+        check_choice("wire", self.wire, WIRES)
+        check_range("local_steps", self.local_steps, 1)
+        check_range("bucket_mb", self.bucket_mb, 0)
+        self._check_traffic()
         check_choice("dtype", self.dtype, DTYPES)
+
+    def _check_traffic(self) -> None:
+        """What only gradient tracking can do."""
+        plain = {"wire": "full", "local_steps": 1, "bucket_mb": 0}
+        for key, value in plain.items():
+            if self.algorithm.name != "gradient_tracking" and getattr(self, key) != value:
+                raise ConfigError(f"{key}={getattr(self, key)}: only with algorithm=gradient_tracking")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:

@@ -11,19 +11,28 @@ from dgt.algorithms.allreduce import AllReduce
 from dgt.algorithms.base import DecentralizedOptimizer
 from dgt.algorithms.dsgd import DSGD
 from dgt.algorithms.gradient_tracking import GradientTracking
+from dgt.config import Config
 from dgt.exchange.network import Network
 
-__all__ = ["DSGD", "AllReduce", "DecentralizedOptimizer", "GradientTracking", "from_name"]
+__all__ = ["DSGD", "AllReduce", "DecentralizedOptimizer", "GradientTracking", "from_config"]
 
 
-def from_name(
-    name: str,
+def from_config(
+    config: Config,
     parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
-    lr: float,
+    model: torch.nn.Module,
     network: Network,
-    overlap: bool = True,
 ) -> DecentralizedOptimizer:
     """The optimizer a config asks for."""
-    if name == "gradient_tracking":
-        return GradientTracking(parameters, lr=lr, network=network, overlap=overlap)
-    return {"dsgd": DSGD, "allreduce": AllReduce}[name](parameters, lr=lr, network=network)
+    if config.algorithm.name == "gradient_tracking":
+        return GradientTracking(
+            parameters,
+            lr=config.lr,
+            network=network,
+            overlap=config.overlap,
+            wire=config.wire,
+            local_steps=config.local_steps,
+            bucket_mb=config.bucket_mb,
+            model=model,
+        )
+    return {"dsgd": DSGD, "allreduce": AllReduce}[config.algorithm.name](parameters, lr=config.lr, network=network)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dgt.algorithms.base import DecentralizedOptimizer
 
 
@@ -20,6 +22,7 @@ class AllReduce(DecentralizedOptimizer):
         self.flat.values.mul_(self.network.average_weight)
         self.network.node.sum(self.flat.values)
 
+    @torch.no_grad()
     def update(self) -> None:
         node = self.network.node
         self.read_gradient(out=self._sum)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
 from dgt.checks import ConfigError, check_range
 from dgt.exchange.agreement import agree
@@ -41,13 +42,21 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         agree(network.node, {"parameters": self.flat.layout(), "algorithm": type(self).__name__})
         self.iteration = 0
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of this node, in step with its neighbours."""
+        if _is_watched(self):
+            return _watched_step(self, closure)
+        return self._step(closure)
+
+    # torch would wrap `step` for profilers and step hooks: a twentieth of a small model's iteration, so only on demand
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        # no_grad is for the updates to enter, where they need it: it takes as long as a small model's arithmetic
         self.update()
         self.flat.write_parameters()
         self.iteration += 1
@@ -106,6 +115,9 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def descend(self, start: torch.Tensor, direction: torch.Tensor, out: torch.Tensor, scale: float = 1.0) -> None:
         """out = start - lr * scale * direction, with each group's own lr."""
+        if len(self.param_groups) == 1:
+            torch.add(start, direction, alpha=-scale * float(self.param_groups[0]["lr"]), out=out)
+            return
         for group, part in zip(self.param_groups, self.flat.slices, strict=True):
             torch.add(start[part], direction[part], alpha=-scale * float(group["lr"]), out=out[part])
 
@@ -115,3 +127,16 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def drain(self) -> None:
         """Take in whatever is still travelling."""
+
+
+_watched_step = torch.optim.Optimizer.profile_hook_step(DecentralizedOptimizer._step)
+
+
+def _is_watched(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or torch.autograd.profiler._is_profiler_enabled
+    )

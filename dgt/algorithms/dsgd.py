@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dgt.algorithms.base import DecentralizedOptimizer
+from dgt.exchange.streams import Stream
 
 
 class DSGD(DecentralizedOptimizer):
@@ -12,12 +15,12 @@ class DSGD(DecentralizedOptimizer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._outbox = self.transport.outbox("parameters", self.flat.values)
+        self._z = Stream(self.network, self.transport, "parameters", self.flat.values)
 
+    @torch.no_grad()
     def update(self) -> None:
-        z = self._outbox.buffer
+        z = self._z.buffer
         self.read_gradient(out=z)
         self.descend(self.flat.values, z, out=z, scale=self.network.gradient_scale)
-        pending = self._outbox.post(self.iteration)
-        self.network.mix(z, pending, out=self.flat.values)
-        pending.finish()
+        self._z.post(self.iteration)
+        self._z.mix(self.flat.values)

@@ -3,24 +3,24 @@
     theta' = W (theta - alpha y)          y' = W y + G (g' - g)          y_0 = G g_0
 
 Neighbours are sent z = theta - alpha y and y instead of theta and y: the same algorithm, but z is needed at
-once and y only after the next gradient, so y travels while that gradient is computed.
-
-Between two steps a node keeps theta and B = g - W y / G_ii; then y' = G_ii (g' - B). Neighbours aside, the next B is
-(1 - W_ii) g' + W_ii B, a mean of the two. A step passes over parameter-sized memory 2 degree + 10 times: B, g and
-theta are read, y, z and B written; z and the neighbours' z read, theta written; B read and written, the neighbours' y
-read. Work goes piece by piece, so that what is read twice is still in the cache.
+once and y only after the next gradient, so y travels while that gradient is computed. With buckets, z travels as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from dgt.algorithms.base import DecentralizedOptimizer
-from dgt.exchange.network import PIECE, Network
-from dgt.exchange.transport import Pending
+from dgt.algorithms.bucket import Bucket, LargeBucket, SmallBucket
+from dgt.algorithms.hooks import exchange_during_backward
+from dgt.checks import ConfigError, check_choice, check_range
+from dgt.config import WIRES
+from dgt.exchange.agreement import agree
+from dgt.exchange.network import Network
 
 # Below this size a message costs the same whatever it holds, so z and y share one.
 ONE_MESSAGE_BYTES = 64 * 1024
@@ -29,8 +29,14 @@ ONE_MESSAGE_BYTES = 64 * 1024
 class GradientTracking(DecentralizedOptimizer):
     """The paper's algorithm. Strategy I or II is in `network`: its mixing row and gradient scale.
 
+    overlap      let y travel while the next gradient is computed; the numbers are the same without
+    wire         full; bfloat16 or float16 halve the traffic of a float32 model (`exchange/streams.py` says what holds)
+    local_steps  exchange after every so many steps only; between them W = I
+    bucket_mb    start the exchange during backward, bucket by bucket, and end it in the next forward of `model`;
+                 gradients cannot be changed after backward then (clipping), and `drain` comes before reading parameters
+
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
-    with three inboxes: eight, whatever the degree.
+    with three inboxes: eight, whatever the degree. A narrow wire needs three more.
     """
 
     def __init__(
@@ -40,76 +46,90 @@ class GradientTracking(DecentralizedOptimizer):
         network: Network,
         weight_decay: float = 0.0,
         overlap: bool = True,
+        wire: str = "full",
+        local_steps: int = 1,
+        bucket_mb: float = 0,
+        model: torch.nn.Module | None = None,
     ) -> None:
+        check_choice("wire", wire, WIRES)
+        check_range("local_steps", local_steps, 1)
+        check_range("bucket_mb", bucket_mb, 0)
         super().__init__(parameters, lr, network, weight_decay)
-        self.overlap = overlap
-        theta = self.flat.values
+        agree(network.node, {"wire": wire, "local_steps": str(local_steps), "bucket_mb": str(bucket_mb)})
+        self.overlap, self.local_steps = overlap, local_steps
         self._rest = self.flat.like()  # B
-        self._one_message = 2 * theta.numel() * theta.element_size() <= ONE_MESSAGE_BYTES
-        if self._one_message:
-            self._both = self.transport.outbox("both", torch.cat([theta, theta]), inboxes=len(network.neighbours))
-        else:
-            self._z = self.transport.outbox("parameters", theta)
-            self._y = self.transport.outbox("tracker", theta, inboxes=1)
-        self._travelling: Pending | None = None
-        cut = PIECE if theta.device.type == "cpu" else theta.numel()
-        self._pieces = self.flat.pieces(cut)
-        self._views: dict[int, list[tuple[torch.Tensor, ...]]] = {}
-        self._scratch = torch.empty(min(cut, theta.numel()), dtype=theta.dtype, device=theta.device)
+        # in the order gradients become ready: from the model's last parameters to its first
+        self.buckets = self._make_buckets(wire, bucket_mb)
+        self.started = 0  # buckets whose exchange of this step has begun
+        self._accumulating = False
+        self._hooked = bool(bucket_mb) and overlap
+        if self._hooked:
+            if model is None:
+                raise ConfigError(f"bucket_mb={bucket_mb:g}: give the model too, GradientTracking(..., model=model)")
+            exchange_during_backward(self, model)
+            network.before_reading.append(self.drain)
+
+    def _make_buckets(self, wire: str, bucket_mb: float) -> list[Bucket]:
+        theta = self.flat.values
+        whole = slice(0, theta.numel())
+        small = 2 * theta.numel() * theta.element_size() <= ONE_MESSAGE_BYTES
+        plain = theta.device.type == "cpu" and theta.dtype in (torch.float32, torch.float64)
+        if small and plain and not self.flat.has_masters and wire == "full" and not bucket_mb:
+            return [SmallBucket(self, self._rest)]
+        parts = self.flat.buckets(int(bucket_mb * 2**20)) if bucket_mb else [whole]
+        narrow = None if wire == "full" else getattr(torch, wire)
+        return [LargeBucket(self, self._rest, part, narrow) for part in parts]
 
     def update(self) -> None:
-        self.drain()
-        size = self.flat.values.numel()
-        if self._one_message:
-            message = self._both.buffer
-            z, y = message[:size], message[size:]
-            self._advance(z, y)
-            pending = self._both.post(self.iteration)
-            self.network.mix_both(pending, z, self.flat.values, self._rest, -1 / self.network.gradient_scale)
-            pending.finish()
+        if not self.exchanges:
+            for bucket in self.buckets:
+                bucket.walk_alone()
             return
-        z, y = self._z.buffer, self._y.buffer
-        self._advance(z, y)
-        parameters = self._z.post(self.iteration)
-        self._travelling = self._y.post(self.iteration)
-        self.network.mix(z, parameters, out=self.flat.values)
-        parameters.finish()
+        self.start_buckets(len(self.buckets))
+        self.started = 0
+        if self._hooked:
+            return
+        for bucket in self.buckets:
+            bucket.take_parameters()
         if not self.overlap:
             self.drain()
 
-    def _advance(self, z: torch.Tensor, y: torch.Tensor) -> None:
-        """y = G (g - B),  z = theta - alpha y,  B = W_ii B + (1 - W_ii) g."""
-        scale, own = self.network.gradient_scale, self.network.row.own
-        for piece, (y_, z_, rest_, theta_) in zip(self._pieces, self._cut(z, y), strict=True):
-            group = self.param_groups[piece.group]
-            gradient = piece.gradient(self._scratch)
-            if group["weight_decay"]:
-                scratch = self._scratch[: theta_.numel()]
-                gradient = torch.add(gradient, theta_, alpha=group["weight_decay"], out=scratch)
-            torch.sub(gradient, rest_, out=y_)
-            if scale != 1:
-                y_.mul_(scale)
-            torch.lerp(rest_, gradient.to(rest_.dtype), 1 - own, out=rest_)
-            torch.add(theta_, y_, alpha=-float(group["lr"]), out=z_)
+    @property
+    def exchanges(self) -> bool:
+        """Whether this step talks to the neighbours."""
+        return (self.iteration + 1) % self.local_steps == 0
 
-    def _cut(self, z: torch.Tensor, y: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-        """y, z, B and theta of every piece; made once per buffer, because cutting takes as long as adding."""
-        views = self._views.get(z.data_ptr())
-        if views is None:
-            vectors = (y, z, self._rest, self.flat.values)
-            views = [tuple(vector[piece.place] for vector in vectors) for piece in self._pieces]
-            self._views[z.data_ptr()] = views
-        return views
+    def start_buckets(self, number: int) -> None:
+        """Begin the exchange of the first so many buckets, in order: everybody sends in the same one."""
+        while self.started < number:
+            self.buckets[self.started].start(self.iteration)
+            self.started += 1
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """With buckets: around every backward of a step but the last, so that gradients add up before they are used."""
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+
+    @property
+    def uses_gradients_now(self) -> bool:
+        """Whether a gradient that has just arrived may be taken."""
+        return self.exchanges and not self._accumulating
 
     def drain(self) -> None:
-        """Take in the neighbours' trackers: B -= sum_j W_ij y_j / G_ii."""
-        if self._travelling is not None:
-            self.network.add_neighbours(self._travelling, self._rest, -1 / self.network.gradient_scale)
-            self._travelling.finish()
-            self._travelling = None
+        """Take in what is still travelling: theta = W z and B = g - W y / G are complete after it."""
+        for bucket in self.buckets:
+            bucket.take_parameters()
+            bucket.take_tracker()
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        return {**super().buffers(), "rest": self._rest}
+        state = {"rest": self._rest}
+        for number, bucket in enumerate(self.buckets):
+            state |= {f"{name}_{number}": tensor for name, tensor in bucket.state().items()}
+        return {**super().buffers(), **state}
 
     def tracking_error(self) -> torch.Tensor:
         """-pi_i G_i B_i, which sums to sum_i pi_i (y_i - G_i g_i): W leaves sums under pi as they are."""

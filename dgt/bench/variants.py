@@ -82,7 +82,9 @@ class Mirror(Transport):
         own = shared.create(like) if shared.available() else None
         if own is not None:
             own.unlink()
-            return Outbox(self, kind, like, own, dict.fromkeys(self.peers, own), inboxes=0)
+            own.expect(0, 1)
+            own.neighbours = {self.node.rank: own}
+            return Outbox(self, kind, self.node.open_channel(), like, own, dict.fromkeys(self.peers, own), inboxes=0)
         raise RuntimeError("the limit needs shared memory")
 
 
@@ -149,7 +151,7 @@ class Naive(Compute):
         row, result = self.network.row, self.network.row.own * own
         for peer in self.network.neighbours:
             theirs = torch.empty_like(own)
-            tag = 2**20 + self._steps % 2**20
+            tag = 2**30 + self._steps % 2**20  # above all tags of dgt's own messages
             works: list[dist.Work] = [
                 self.group.recv([theirs], peer, tag),
                 self.group.send([own.contiguous()], peer, tag),

@@ -22,6 +22,8 @@ def averaged(
     network: Network, model: torch.nn.Module, recalibrate: Callable[[], None] | None = None
 ) -> Iterator[torch.nn.Module]:
     """The model holds the network average inside the block and its own values again after it. All ranks call it."""
+    for bring_up_to_date in network.before_reading:
+        bring_up_to_date()
     tensors = [*model.parameters(), *model.buffers()]
     own = [tensor.detach().clone() for tensor in tensors]
     try:

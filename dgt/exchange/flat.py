@@ -7,6 +7,7 @@ buffer has the widest dtype, and narrower parameters are rounded copies of their
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,9 +50,12 @@ class FlatParameters:
         dtype = functools.reduce(torch.promote_types, (parameter.dtype for parameter in self.parameters))
         sizes = [parameter.numel() for parameter in self.parameters]
         self.values = torch.empty(sum(sizes), dtype=dtype, device=self.parameters[0].device)
+        self.has_masters = any(parameter.dtype != dtype for parameter in self.parameters)
         self._views = [
             view.view_as(parameter) for view, parameter in zip(self.values.split(sizes), self.parameters, strict=True)
         ]
+        ends = list(itertools.accumulate(sizes))
+        self.places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self.read_parameters()
         for view, parameter in zip(self._views, self.parameters, strict=True):
             if parameter.dtype == dtype:
@@ -67,11 +71,6 @@ class FlatParameters:
         """A zeroed buffer of the same layout."""
         return torch.zeros_like(self.values)
 
-    @property
-    def has_masters(self) -> bool:
-        """Whether some parameters are narrower than the buffer."""
-        return any(parameter.dtype != self.values.dtype for parameter in self.parameters)
-
     @torch.no_grad()
     def read_parameters(self) -> None:
         """Take the parameters' values over, where they are not views of the buffer anyway."""
@@ -79,36 +78,49 @@ class FlatParameters:
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter)
 
+    def write_parameters(self, part: slice | None = None) -> None:
+        """Round the buffer, or this part of it, into the parameters that are no views of it."""
+        if self.has_masters:
+            self._write_parameters(part)
+
     @torch.no_grad()
-    def write_parameters(self) -> None:
-        """Round the buffer into the parameters that are no views of it."""
-        for view, parameter in zip(self._views, self.parameters, strict=True):
-            if parameter.dtype != view.dtype:
+    def _write_parameters(self, part: slice | None) -> None:
+        for view, parameter, place in zip(self._views, self.parameters, self.places, strict=True):
+            if parameter.dtype != view.dtype and (part is None or part.start <= place.start < part.stop):
                 parameter.copy_(view)
 
-    def pieces(self, length: int) -> list[Piece]:
-        """The buffer cut at the borders of the parameters, and within them every `length` numbers."""
-        found, start, group = [], 0, 0
-        for parameter in self.parameters:
-            while start >= self.slices[group].stop:
+    def pieces(self, length: int, part: slice) -> list[Piece]:
+        """This part of the buffer cut at the borders of the parameters, and within them every `length` numbers."""
+        found, group = [], 0
+        for parameter, place in zip(self.parameters, self.places, strict=True):
+            if not part.start <= place.start < place.stop <= part.stop:
+                continue
+            while place.start >= self.slices[group].stop:
                 group += 1
             for first in range(0, parameter.numel(), length):
                 last = min(first + length, parameter.numel())
-                found.append(Piece(parameter, slice(first, last), slice(start + first, start + last), group))
-            start += parameter.numel()
+                inside, outside = slice(first, last), slice(place.start + first, place.start + last)
+                found.append(Piece(parameter, inside, outside, group))
+        return found
+
+    def buckets(self, size: int) -> list[slice]:
+        """Stretches of whole parameters with at least `size` bytes each, last first: gradients come in that order."""
+        stop = self.values.numel()
+        found, width = [], self.values.element_size()
+        for place in reversed(self.places):
+            if place.start < stop and ((stop - place.start) * width >= size or place.start == 0):
+                found.append(slice(place.start, stop))
+                stop = place.start
         return found
 
     def gather_gradients(self, out: torch.Tensor) -> None:
         """Copy every parameter's gradient into `out` [parameters]; no gradient counts as zero."""
-        start = 0
-        for parameter in self.parameters:
-            piece = out[start : start + parameter.numel()]
+        for parameter, place in zip(self.parameters, self.places, strict=True):
             if parameter.grad is None:
-                piece.zero_()
+                out[place].zero_()
             else:
                 gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-                piece.view_as(parameter).copy_(gradient)
-            start += parameter.numel()
+                out[place].copy_(gradient.reshape(-1))
 
     def layout(self) -> str:
         """Shapes and dtypes in order: equal on all ranks, or messages would be misread."""

@@ -19,12 +19,10 @@ from dgt.checks import ConfigError, check_choice, check_range
 from dgt.config import TRANSPORTS
 from dgt.exchange.agreement import agree
 from dgt.exchange.average import averaged, save_average
-from dgt.exchange.transport import Pending, Transport
+from dgt.exchange.transport import Transport
 from dgt.network import mixing
 from dgt.network.mixing import MixingRow, mixing_row
 from dgt.world import Node
-
-PIECE = 1 << 17  # numbers worked on at a time, so that they stay in the cache
 
 
 class Network:
@@ -60,6 +58,7 @@ class Network:
         self.average_weight = share.average_weight
         self._transports: list[Transport] = []
         self._model: torch.nn.Module | None = None
+        self.before_reading: list[Callable[[], None]] = []  # brings parameters up to date that are still on their way
         self.row = handshake(self.open_transport(), share.mixing_weight, laziness)
 
     def open_transport(self) -> Transport:
@@ -95,56 +94,6 @@ class Network:
     @property
     def bytes_sent(self) -> int:
         return sum(transport.bytes_sent for transport in self._transports)
-
-    def mix(self, own: torch.Tensor, pending: Pending, out: torch.Tensor) -> torch.Tensor:
-        """out = W_ii own + sum_j W_ij theirs_j, as a running mean: a row sums to 1, so every step is one lerp."""
-        near, total = [], self.row.own
-        for peer, theirs in pending.shared():
-            total += self.row.neighbours[peer]
-            near.append((theirs, self.row.neighbours[peer] / total))
-        for piece in _pieces(out):
-            mean = own[piece]
-            for theirs, share in near:
-                mean = torch.lerp(mean, theirs[piece], share, out=out[piece])
-            if not near:
-                out[piece].copy_(mean)
-        for peer, theirs in pending.messages():
-            total += self.row.neighbours[peer]
-            out.lerp_(theirs.to(out.device, non_blocking=True), self.row.neighbours[peer] / total)
-        return out
-
-    def add_neighbours(self, pending: Pending, out: torch.Tensor, scale: float) -> torch.Tensor:
-        """out += scale sum_j W_ij theirs_j."""
-        near = [(theirs, scale * self.row.neighbours[peer]) for peer, theirs in pending.shared()]
-        for piece in _pieces(out):
-            result = out[piece]
-            for theirs, weight in near:
-                result.add_(theirs[piece], alpha=weight)
-        for peer, theirs in pending.messages():
-            out.add_(theirs.to(out.device, non_blocking=True), alpha=scale * self.row.neighbours[peer])
-        return out
-
-    def mix_both(
-        self, pending: Pending, own: torch.Tensor, out: torch.Tensor, rest: torch.Tensor, scale: float
-    ) -> None:
-        """`mix` into `out` with the first half of small messages, `add_neighbours` to `rest` with the second.
-
-        All neighbours in one product: for a few numbers, every call costs more than its arithmetic.
-        """
-        heard = list(pending.collect())
-        torch.mul(own, self.row.own, out=out)
-        if heard:
-            weights = torch.tensor([self.row.neighbours[peer] for peer, _ in heard], dtype=out.dtype)
-            stacked = torch.stack([theirs for _, theirs in heard])
-            mean = torch.mv(stacked.T, weights.to(stacked.device)).to(out.device, non_blocking=True)
-            out.add_(mean[: own.numel()])
-            rest.add_(mean[own.numel() :], alpha=scale)
-
-
-def _pieces(vector: torch.Tensor) -> Iterator[slice]:
-    """Piece by piece on a CPU, so that a result stays in the cache while all neighbours are added to it."""
-    length = PIECE if vector.device.type == "cpu" else max(vector.numel(), 1)
-    return (slice(start, start + length) for start in range(0, vector.numel(), length))
 
 
 def handshake(transport: Transport, own_weight: float, laziness: float) -> MixingRow:

@@ -1,11 +1,12 @@
 """Shared memory between ranks of one host: a rank publishes a message once, its neighbours read it in place.
 
-A board is one file in memory: a page with a token and a counter, then the message twice, for even and odd steps. The
-counter says how many steps have been published; whoever needs a later one sleeps on it (a futex, no busy core).
+A board is one file in memory: a header, then the message twice, for even and odd steps. Whoever publishes a step signs
+on every neighbour's board, and the last to sign rings that neighbour's bell (a futex): a rank sleeps at most once
+per step, whatever its degree, no core is kept busy, and a step costs one system call per edge at most.
 
 Two buffers need no acknowledgement, because neighbours on a symmetric graph never drift further apart: i overwrites its
 message of step t at step t+2, which it starts only after reading j's step t+1, and j publishes step t+1 only
-after it has finished reading i's step t.
+after it has finished reading i's step t. The same holds for signatures, which have a place for even and odd steps too.
 
 The owner holds a lock on its file; the kernel releases it with the process, so a dead neighbour is noticed. Files are
 unlinked as soon as the neighbours have opened them.
@@ -15,11 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import platform
 import secrets
+import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -29,12 +33,13 @@ import torch
 
 MEMORY = Path("/dev/shm")
 PREFIX = "dgt-"
-HEADER = 4096
+HEADER = 16384
 TOKEN = 16
-COUNTER = 64  # bytes into the header: a cache line of its own
-LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its neighbour still lives
+PUBLISHED, BELL, SIGNATURES = 64, 128, 256  # places in the header: 32-bit words on cache lines of their own
+MOST_NEIGHBOURS = (HEADER - SIGNATURES) // 8
+PAGE = 4096
+LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its neighbours still live
 SYS_FUTEX, FUTEX_WAIT, FUTEX_WAKE = 202, 0, 1
-EVERYBODY = 2**31 - 1
 
 
 def available() -> bool:
@@ -55,15 +60,16 @@ _LOOK_POINTER = ctypes.addressof(_LOOK)
 
 
 class Board:
-    """A mapped file: counter and buffers; made by its owner with `create`, opened by neighbours with `look`."""
+    """A mapped file: header and buffers; made by its owner with `create`, opened by neighbours with `look`."""
 
     def __init__(self, file: int, like: torch.Tensor) -> None:
         self._file = file
         weakref.finalize(self, os.close, file)
         size = like.numel() * like.element_size()
         self._map = mmap.mmap(file, HEADER + 2 * _padded(size))
-        self._counter = np.frombuffer(self._map, dtype=np.uint32, count=1, offset=COUNTER)
-        self._address = self._counter.ctypes.data
+        self._header = memoryview(self._map)
+        self._words = np.frombuffer(self._map, dtype=np.uint32, count=HEADER // 4)
+        self._bell = self._words.ctypes.data + BELL
         self.buffers = [
             torch.frombuffer(
                 self._map, dtype=like.dtype, count=like.numel(), offset=HEADER + turn * _padded(size)
@@ -71,26 +77,11 @@ class Board:
             for turn in (0, 1)
         ]
 
-    def publish(self, step: int) -> None:
-        """Say that the buffer of this step is complete, and wake whoever sleeps on it."""
-        self._counter[0] = step + 1
-        _syscall(SYS_FUTEX, self._address, FUTEX_WAKE, EVERYBODY, None, None, 0)
+    def has(self, step: int) -> bool:
+        """Whether its owner has published this step."""
+        return int(self._words[PUBLISHED // 4]) > step
 
-    def wait(self, step: int, deadline: float) -> str:
-        """Sleep until this step is published; returns what went wrong, or nothing."""
-        while True:
-            seen = int(self._counter[0])
-            if seen > step:
-                return ""
-            _syscall(SYS_FUTEX, self._address, FUTEX_WAIT, seen, _LOOK_POINTER, None, 0)
-            if int(self._counter[0]) > step:
-                return ""
-            if self._owner_is_gone() and int(self._counter[0]) <= step:
-                return "is gone (its process ended)"
-            if time.monotonic() > deadline:
-                return "timed out"
-
-    def _owner_is_gone(self) -> bool:
+    def owner_is_gone(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -98,20 +89,73 @@ class Board:
         fcntl.flock(self._file, fcntl.LOCK_UN)
         return True
 
+    def expect(self, place: int, signatures: int) -> None:
+        """Where this rank signs on the board, and how many sign there."""
+        first = [SIGNATURES + turn * 4 * signatures for turn in (0, 1)]
+        self._place = [start // 4 + place for start in first]
+        self._signed = [self._header[start : start + 4 * signatures] for start in first]
+        self._signatures = signatures
+
+    def sign(self, step: int) -> None:
+        """This rank has published the step."""
+        self._words[self._place[step % 2]] = step + 1
+
+    def ring_if_complete(self, step: int) -> None:
+        """Wake the owner if all its neighbours have published the step."""
+        if self._signed[step % 2] == (step + 1).to_bytes(4, sys.byteorder) * self._signatures:
+            self._words[BELL // 4] = step + 1
+            _syscall(SYS_FUTEX, self._bell, FUTEX_WAKE, 1, None, None, 0)
+
 
 class OwnBoard(Board):
-    """The owner's side, which knows the file's name until it is unlinked."""
+    """The owner's side, which knows the file's name until it is unlinked, and in time its neighbours' boards."""
 
     def __init__(self, file: int, like: torch.Tensor, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)  # held as long as the process lives
         super().__init__(file, like)
         self.path, self.token = path, secrets.token_bytes(TOKEN)
         self._map[:TOKEN] = self.token
+        self.neighbours: dict[int, Board] = {}
+        self._fence = threading.Lock()
 
     def unlink(self) -> None:
         """Nobody else needs to find it any more."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
+
+    def publish(self, step: int) -> None:
+        """Say that the buffer of this step is complete; neighbours that have all they wait for wake up."""
+        self._words[PUBLISHED // 4] = step + 1
+        for board in self.neighbours.values():
+            board.sign(step)
+        # all signatures are visible before others' are read, else two last ones could miss each other: taking a lock
+        # is a full memory barrier
+        with self._fence:
+            pass
+        for board in self.neighbours.values():
+            board.ring_if_complete(step)
+
+    def wait(self, step: int, timeout: float) -> tuple[int, str] | None:
+        """Sleep until all neighbours have published this step; returns who did not, and why, or None."""
+        since = time.monotonic()
+        while (rung := int(self._words[BELL // 4])) <= step:
+            asleep = _syscall(SYS_FUTEX, self._bell, FUTEX_WAIT, rung, _LOOK_POINTER, None, 0)
+            if asleep == 0 or ctypes.get_errno() != errno.ETIMEDOUT:
+                continue
+            trouble = self._trouble(step, time.monotonic() > since + timeout)
+            if trouble and self._words[BELL // 4] <= step:
+                return trouble
+        return None
+
+    def _trouble(self, step: int, late: bool) -> tuple[int, str] | None:
+        for peer, board in self.neighbours.items():
+            if board.has(step):
+                continue
+            if board.owner_is_gone() and not board.has(step):
+                return peer, "is gone (its process ended)"
+            if late:
+                return peer, "timed out"
+        return None
 
 
 def create(like: torch.Tensor) -> OwnBoard | None:
@@ -148,7 +192,7 @@ def look(path: Path, token: bytes, like: torch.Tensor) -> Board | None:
 
 
 def _padded(size: int) -> int:
-    return -(-size // HEADER) * HEADER
+    return -(-size // PAGE) * PAGE
 
 
 def _sweep() -> None:

@@ -24,8 +24,7 @@ import torch.distributed as dist
 from dgt.exchange import shared
 from dgt.world import Node, PeerError, absence
 
-KINDS = ("parameters", "tracker", "both", "handshake", "buffers")
-CHANNELS = 256
+CHANNELS = 2**14
 
 
 def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
@@ -40,13 +39,13 @@ def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
 class Transport:
     """This node's way to its neighbours.
 
-    Each transport is a channel of its own: two optimizers, or two networks, never take each other's messages.
+    Each outbox is a channel of its own: two optimizers, or two networks, never take each other's messages.
     """
 
     def __init__(self, node: Node, peers: Sequence[int], way: str = "auto") -> None:
         self.node = node
         self.peers = sorted(peers)
-        self.channel = node.open_channel() % CHANNELS
+        self._channel = node.open_channel()
         self.bytes_sent = 0
         self.wait_seconds = 0.0
         self._share_memory = way == "auto" and shared.available()
@@ -54,13 +53,14 @@ class Transport:
 
     def outbox(self, kind: str, like: torch.Tensor, inboxes: int = 2) -> Outbox:
         """A place for messages of this kind and shape; all neighbours open theirs in the same order."""
-        own = shared.create(like) if self._share_memory and like.device.type == "cpu" and self.peers else None
+        possible = like.device.type == "cpu" and 0 < len(self.peers) <= shared.MOST_NEIGHBOURS
+        own = shared.create(like) if self._share_memory and possible else None
         boards = self._meet(own, like)
-        return Outbox(self, kind, like, own if boards else None, boards, inboxes)
+        return Outbox(self, kind, self.node.open_channel(), like, own if boards else None, boards, inboxes)
 
     def exchange(self, kind: str, step: int, message: torch.Tensor) -> dict[int, torch.Tensor]:
         """Send a small message to every neighbour and get theirs; start-up and rare things only."""
-        outbox = Outbox(self, kind, message, None, {}, inboxes=len(self.peers), first=self._exchanges)
+        outbox = Outbox(self, kind, self._channel, message, None, {}, len(self.peers), first=self._exchanges)
         self._exchanges += 1
         outbox.buffer.copy_(message)
         pending = outbox.post(step)
@@ -83,9 +83,17 @@ class Transport:
         flags = torch.zeros(self.node.size, dtype=torch.uint8)
         flags[list(boards)] = 1
         answers = self._greet(flags)
+        boards = {peer: board for peer, board in boards.items() if answers[peer][self.node.rank]}
+        places = torch.zeros(self.node.size + 1, dtype=torch.int32)
+        places[list(boards)] = torch.arange(len(boards), dtype=torch.int32)
+        places[-1] = len(boards)
+        for peer, theirs in self._greet(places).items():
+            if peer in boards:
+                boards[peer].expect(int(theirs[self.node.rank]), int(theirs[-1]))
         if own is not None:
             own.unlink()
-        return {peer: board for peer, board in boards.items() if answers[peer][self.node.rank]}
+            own.neighbours = boards
+        return boards
 
     def _greet(self, message: torch.Tensor) -> dict[int, torch.Tensor]:
         sent = self.bytes_sent
@@ -95,12 +103,13 @@ class Transport:
 
 
 class Outbox:
-    """Messages of one kind: written into `buffer(step)`, then posted."""
+    """Messages of one kind: written into `buffer`, then posted."""
 
     def __init__(
         self,
         transport: Transport,
         kind: str,
+        channel: int,
         like: torch.Tensor,
         board: shared.OwnBoard | None,
         boards: dict[int, shared.Board],
@@ -108,6 +117,7 @@ class Outbox:
         first: int = 0,
     ) -> None:
         self.transport, self.kind, self.node = transport, kind, transport.node
+        self.channel = channel % CHANNELS
         self.board, self.boards = board, boards
         self.others = [peer for peer in transport.peers if peer not in boards]
         self._uses_nccl = self.node.backend == "nccl" and like.is_cuda
@@ -125,9 +135,23 @@ class Outbox:
         return torch.empty_like(like, device="cpu", pin_memory=True)
 
     @property
+    def turn(self) -> int:
+        """Which of the buffers the next message is written to."""
+        return self._posted % len(self.buffers)
+
+    @property
     def buffer(self) -> torch.Tensor:
         """Where the next message is written."""
-        return self.buffers[self._posted % len(self.buffers)]
+        return self.buffers[self.turn]
+
+    @property
+    def order(self) -> list[int]:
+        """Neighbours in the order their messages are taken: those in shared memory, then the others."""
+        return [*self.boards, *self.others]
+
+    def theirs(self, turn: int) -> list[torch.Tensor]:
+        """The neighbours' messages in that order, where every other neighbour has an inbox of its own."""
+        return [*(board.buffers[turn] for board in self.boards.values()), *self.inboxes]
 
     def post(self, step: int) -> Pending:
         """Start sending to all neighbours; the message must not change before `Pending.finish`."""
@@ -142,13 +166,27 @@ class Outbox:
             pending.start_batch(message)
         elif self.others:
             pending.start_tagged(message)
+        if self.others:
+            self.node.under_way.add(pending)
         self.transport.bytes_sent += self._bytes
-        self.node.under_way.add(pending)
         return pending
 
 
 class Pending:
     """One exchange under way."""
+
+    __slots__ = (
+        "__weakref__",
+        "_batch",
+        "_collected",
+        "_node",
+        "_number",
+        "_outbox",
+        "_receives",
+        "_sends",
+        "_step",
+        "_tag",
+    )
 
     def __init__(self, outbox: Outbox, number: int, step: int) -> None:
         self._outbox, self._number, self._step, self._node = outbox, number, step, outbox.node
@@ -158,10 +196,9 @@ class Pending:
         self._collected = False
 
     def start_tagged(self, message: torch.Tensor) -> None:
-        # a tag per message, channel and kind: a stale or early message cannot be taken for this one
+        # a tag per message and channel: a stale or early message cannot be taken for this one
         outbox, group = self._outbox, self._node.control
-        stream = (self._number % 2**21) * CHANNELS + outbox.transport.channel
-        self._tag = stream * len(KINDS) + KINDS.index(outbox.kind)
+        self._tag = (self._number % 2**16) * CHANNELS + outbox.channel
         for _ in outbox.inboxes:
             self._receive_next()
         self._sends = [group.send([message], peer, self._tag) for peer in outbox.others]
@@ -188,14 +225,16 @@ class Pending:
 
     def shared(self) -> list[tuple[int, torch.Tensor]]:
         """(peer, buffer) of all neighbours in shared memory, once all have published; read it before the next post."""
+        outbox = self._outbox
+        if outbox.board is None:
+            return []
         since = time.monotonic()
-        for peer, board in self._outbox.boards.items():
-            trouble = board.wait(self._number, since + self._node.timeout)
-            if trouble:
-                raise self._absent(peer, RuntimeError(trouble))
-        self._outbox.transport.wait_seconds += time.monotonic() - since
+        trouble = outbox.board.wait(self._number, self._node.timeout)
+        if trouble:
+            raise self._absent(trouble[0], RuntimeError(trouble[1]))
+        outbox.transport.wait_seconds += time.monotonic() - since
         turn = self._number % 2
-        return [(peer, board.buffers[turn]) for peer, board in self._outbox.boards.items()]
+        return [(peer, board.buffers[turn]) for peer, board in outbox.boards.items()]
 
     def messages(self) -> Iterator[tuple[int, torch.Tensor]]:
         """(peer, buffer) of all other neighbours, ascending; the buffer holds until the next one is asked for."""
@@ -229,6 +268,8 @@ class Pending:
 
     def complete(self) -> None:
         """Wait for both ways, whoever wants the result."""
+        if not self._outbox.others:
+            return
         for _ in self.messages():
             pass
         self.finish()

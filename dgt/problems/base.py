@@ -55,6 +55,9 @@ class Problem(abc.ABC):
     mixes_buffers: bool = False
     """Whether floating-point buffers (BatchNorm statistics) are mixed with the neighbours' after each step."""
 
+    uses_autograd: bool = True
+    """Whether the gradient comes from a forward and backward pass of `model`."""
+
     @abc.abstractmethod
     def backward(self, iteration: int) -> float | None:
         """Leave the stochastic gradient of F_i in the parameters' `.grad`, which is empty before; return the loss.

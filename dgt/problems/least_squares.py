@@ -111,6 +111,8 @@ def summarise(means: Mapping[str, Array], average: Array, optimum: Array) -> dic
 class LeastSquaresProblem(Problem):
     """One node's least squares as a model with a single parameter [seeds, dimension]."""
 
+    uses_autograd = False
+
     def __init__(
         self,
         config: LeastSquaresConfig,

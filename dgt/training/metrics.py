@@ -38,6 +38,7 @@ def evaluate(
 
     `extra` are further quantities of this node whose lambda-weighted mean is wanted.
     """
+    optimizer.drain()
     network, node, copies = optimizer.network, optimizer.network.node, problem.copies
     share = network.weight / node.size
     mine = {name: np.asarray(value, dtype=np.float64) for name, value in {**(extra or {}), **problem.measure()}.items()}

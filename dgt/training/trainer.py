@@ -11,6 +11,7 @@ import networkx as nx
 import numpy as np
 
 from dgt import algorithms, problems
+from dgt.checks import ConfigError
 from dgt.config import Config
 from dgt.exchange.agreement import agree
 from dgt.exchange.buffers import MixedBuffers
@@ -44,7 +45,11 @@ def train(
     agree(node, run_facts(config, seeds))
     network = Network(node, graph, weights, config.strategy.name, config.laziness, config.transport)
     problem = problems.from_config(config, weights, node.rank, seeds, node.device, cache_dir())
-    optimizer = algorithms.from_name(config.algorithm.name, problem.parameters(), config.lr, network, config.overlap)
+    if config.bucket_mb and not problem.uses_autograd:
+        raise ConfigError(
+            f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"
+        )
+    optimizer = algorithms.from_config(config, problem.parameters(), problem.model, network)
     buffers = MixedBuffers(problem.model, network) if problem.mixes_buffers else None
     clock, losses = Clock(), IntervalLoss(node.rank)
     for iteration in range(config.iterations + 1):
@@ -125,6 +130,7 @@ def run_facts(config: Config, seeds: Sequence[int]) -> dict[str, str]:
         "iterations": f"{config.iterations}, evaluated every {config.eval_every}",
         "dtype": config.dtype,
         "transport": config.transport,
+        "overlap": f"{config.overlap}",
         **{f"problem.{name}": str(value) for name, value in problem.items() if name not in LOCAL_KEYS},
     }
 

@@ -51,7 +51,7 @@ class Trace:
         weights, graph = network_of(config, node.placement)
         network = dgt.Network(node, graph, weights, config.strategy.name)
         problem = problems.from_config(config, weights, node.rank, [config.seed], "cpu", cache_dir())
-        optimizer = algorithms.from_name("gradient_tracking", problem.parameters(), config.lr, network)
+        optimizer = algorithms.from_config(config, problem.parameters(), problem.model, network)
         buffers = dgt.MixedBuffers(problem.model, network)
         trace = []
         for t in range(STEPS):

@@ -111,7 +111,7 @@ class Batch:
     def run(self, node: Node) -> list[list[float]]:
         peers = sorted(getattr(dgt.graphs, self.topology)(node.size)[node.rank])
         transport = Transport(node, peers)
-        outbox = Outbox(transport, "parameters", torch.empty(300), None, {}, inboxes=len(peers))
+        outbox = Outbox(transport, "parameters", 0, torch.empty(300), None, {}, inboxes=len(peers))
         outbox._uses_nccl = True
         heard = []
         for step in range(5):

@@ -73,7 +73,8 @@ class Buffers:
             if isinstance(t, torch.Tensor) and t.numel() >= SIZE
         }
         held.add(model.weight.grad.untyped_storage().data_ptr())
-        for outbox in (optimizer._z, optimizer._y):
+        (bucket,) = optimizer.buckets
+        for outbox in (bucket._z.outbox, bucket._y.outbox):
             held -= {
                 buffer.untyped_storage().data_ptr() for board in outbox.boards.values() for buffer in board.buffers
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -19,31 +20,67 @@ pytestmark = pytest.mark.skipif(not shared.available(), reason="shared memory bo
 LIKE = torch.zeros(1000)
 
 
+def pair() -> tuple[shared.OwnBoard, shared.OwnBoard]:
+    """Two neighbours in one process."""
+    boards = [shared.create(LIKE), shared.create(LIKE)]
+    for own, theirs in zip(boards, reversed(boards), strict=True):
+        know(own, theirs)
+    for own in boards:
+        own.unlink()
+        assert not own.path.exists()
+    return boards[0], boards[1]
+
+
+def know(own: shared.OwnBoard, theirs: shared.OwnBoard) -> None:
+    board = shared.look(theirs.path, theirs.token, LIKE)
+    assert board is not None
+    board.expect(0, 1)
+    own.neighbours = {1: board}
+
+
 def test_a_neighbour_sees_what_was_published() -> None:
+    first, second = pair()
+    for step in range(4):
+        second.buffers[step % 2].fill_(step + 1.0)
+        second.publish(step)
+        assert first.wait(step, timeout=1) is None
+        assert first.neighbours[1].buffers[step % 2].sum() == 1000 * (step + 1)
+    assert first.wait(4, timeout=0.1) == (1, "timed out")
+
+
+def test_the_last_of_several_neighbours_wakes() -> None:
+    """Whoever comes last rings, in whatever order the others came; nobody rings before."""
+    number = 5
     own = shared.create(LIKE)
     assert own is not None
-    theirs = shared.look(own.path, own.token, LIKE)
-    assert theirs is not None
+    others = []
+    for place in range(number):
+        other = shared.create(LIKE)
+        board = shared.look(own.path, own.token, LIKE)
+        assert other is not None
+        assert board is not None
+        board.expect(place, number)
+        other.neighbours = {0: board}
+        other.unlink()
+        others.append(other)
+        seen = shared.look(own.path, own.token, LIKE)
+        assert seen is not None
+        own.neighbours[place] = seen
     own.unlink()
-    assert not own.path.exists()
-    own.buffers[0].fill_(1.0)
-    own.publish(0)
-    own.buffers[1].fill_(2.0)
-    own.publish(1)
-    assert theirs.wait(1, time.monotonic() + 1) == ""
-    assert theirs.buffers[0].sum() == 1000
-    assert theirs.buffers[1].sum() == 2000
+    for step in range(20):
+        random.Random(step).shuffle(others)
+        for other in others[:-1]:
+            other.publish(step)
+        assert int(own._words[shared.BELL // 4]) == step
+        others[-1].publish(step)
+        assert own.wait(step, timeout=1) is None
 
 
 def test_waiting_sleeps_and_wakes_at_once() -> None:
-    own = shared.create(LIKE)
-    assert own is not None
-    theirs = shared.look(own.path, own.token, LIKE)
-    assert theirs is not None
-    own.unlink()
-    threading.Timer(0.5, lambda: own.publish(0)).start()
+    first, second = pair()
+    threading.Timer(0.5, lambda: second.publish(0)).start()
     before, cpu = time.monotonic(), time.thread_time()
-    assert theirs.wait(0, time.monotonic() + 10) == ""
+    assert first.wait(0, timeout=10) is None
     assert 0.4 < time.monotonic() - before < 5
     assert time.thread_time() - cpu < 0.2
 
@@ -70,11 +107,15 @@ sys.stdin.read()
     path, token = owner.stdout.readline().split()
     board = shared.look(Path(path), bytes.fromhex(token), LIKE)
     assert board is not None
-    assert board.wait(0, time.monotonic() + 0.5) == "timed out"  # alive, only slow
+    waiting = shared.create(LIKE)
+    assert waiting is not None
+    waiting.unlink()
+    waiting.neighbours = {7: board}
+    assert waiting.wait(0, timeout=0.5) == (7, "timed out")  # alive, only slow
     owner.kill()
     owner.wait(timeout=10)
     before = time.monotonic()
-    assert board.wait(0, time.monotonic() + 30) == "is gone (its process ended)"
+    assert waiting.wait(0, timeout=30) == (7, "is gone (its process ended)")
     assert time.monotonic() - before < 2
     assert Path(path).exists()  # killed before it could unlink
     os.utime(path, (0, 0))

@@ -1,0 +1,210 @@
+"""Gradient tracking for one stretch of the parameters: the whole model, or a bucket of it.
+
+Between two steps a node keeps theta and B = g - W y / G_ii; then y' = G_ii (g' - B). Neighbours aside, the next B is
+(1 - W_ii) g' + W_ii B, a mean of the two. A step passes over parameter-sized memory 2 degree + 10 times: B, g and
+theta are read, y, z and B written; z and the neighbours' z read, theta written; B read and written, the neighbours' y
+read. Work goes piece by piece, so that what is read twice is still in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dgt.algorithms.base import DecentralizedOptimizer
+from dgt.exchange.flat import Piece
+from dgt.exchange.streams import PIECE, CompressedStream, Stream
+
+
+class Bucket(Protocol):
+    """The steps of the algorithm, in the order they are called."""
+
+    part: slice
+
+    @property
+    def under_way(self) -> bool:
+        """Whether new parameters are still to be taken."""
+
+    def start(self, iteration: int) -> None:
+        """Steps 1 and 2: y = G (g - B) and z = theta - alpha y, both on their way to the neighbours."""
+
+    def take_parameters(self) -> None:
+        """Step 3, if z is under way: theta = W z."""
+
+    def take_tracker(self) -> None:
+        """Step 4, if y is under way: B = g - W y / G."""
+
+    def walk_alone(self) -> None:
+        """A step without exchange: theta = theta - alpha G (g - B). With W = I, B stays as it is."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the streams keep between steps."""
+
+
+class LargeBucket:
+    """z and y in a stream each, so that y travels while the next gradient is computed."""
+
+    def __init__(
+        self, optimizer: DecentralizedOptimizer, rest: torch.Tensor, part: slice, wire: torch.dtype | None
+    ) -> None:
+        self.part, self._optimizer = part, optimizer
+        self._theta, self._rest = optimizer.flat.values, rest
+        network, transport, like = optimizer.network, optimizer.transport, self._theta[part]
+        if wire is None:
+            self._z = Stream(network, transport, "parameters", like)
+            self._y = Stream(network, transport, "tracker", like, inboxes=1)
+        else:
+            self._z = CompressedStream(network, transport, "parameters", like, 2, wire)
+            self._y = CompressedStream(network, transport, "tracker", like, 1, wire)
+        cut = PIECE if like.device.type == "cpu" else like.numel()
+        self._pieces = optimizer.flat.pieces(cut, part)
+        self._views: dict[int, list[tuple[torch.Tensor, ...]]] = {}
+        self._scratch = torch.empty(min(cut, like.numel()), dtype=like.dtype, device=like.device)
+
+    @torch.no_grad()
+    def start(self, iteration: int) -> None:
+        """y = G (g - B),  z = theta - alpha y,  B = W_ii B + (1 - W_ii) g."""
+        self.take_parameters()
+        self.take_tracker()
+        network = self._optimizer.network
+        for piece, gradient, (y, z, rest, theta) in self._with_gradients(self._z.buffer, self._y.buffer):
+            torch.sub(gradient, rest, out=y)
+            if network.gradient_scale != 1:
+                y.mul_(network.gradient_scale)
+            torch.lerp(rest, gradient.to(rest.dtype), 1 - network.row.own, out=rest)
+            torch.add(theta, y, alpha=-self._lr(piece), out=z)
+        self._z.post(iteration)
+        self._y.post(iteration)
+
+    @property
+    def under_way(self) -> bool:
+        return self._z.under_way
+
+    @torch.no_grad()
+    def take_parameters(self) -> None:
+        if self._z.under_way:
+            self._z.mix(self._theta[self.part])
+            self._optimizer.flat.write_parameters(self.part)
+
+    @torch.no_grad()
+    def take_tracker(self) -> None:
+        """B -= sum_j W_ij y_j / G_ii."""
+        if self._y.under_way:
+            self._y.add_neighbours(self._rest[self.part], -1 / self._optimizer.network.gradient_scale)
+
+    @torch.no_grad()
+    def walk_alone(self) -> None:
+        self.take_parameters()
+        self.take_tracker()
+        scale = self._optimizer.network.gradient_scale
+        for piece, gradient, (_, _, rest, theta) in self._with_gradients(self._z.buffer, self._y.buffer):
+            descent = torch.sub(gradient, rest, out=self._scratch[: rest.numel()])
+            theta.add_(descent, alpha=-scale * self._lr(piece))
+
+    def _with_gradients(
+        self, z: torch.Tensor, y: torch.Tensor
+    ) -> Iterator[tuple[Piece, torch.Tensor, tuple[torch.Tensor, ...]]]:
+        """Every piece, its gradient with weight decay, and its views of y, z, B and theta."""
+        for piece, views in zip(self._pieces, self._cut(z, y), strict=True):
+            gradient = piece.gradient(self._scratch)
+            decay = self._optimizer.param_groups[piece.group]["weight_decay"]
+            if decay:
+                theta = views[-1]
+                gradient = torch.add(gradient, theta, alpha=decay, out=self._scratch[: theta.numel()])
+            yield piece, gradient, views
+
+    def _cut(self, z: torch.Tensor, y: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        """y, z, B and theta of every piece; made once per buffer, because cutting takes as long as adding."""
+        views = self._views.get(z.data_ptr())
+        if views is None:
+            lengths = [piece.place.stop - piece.place.start for piece in self._pieces]
+            vectors = (y, z, self._rest[self.part], self._theta[self.part])
+            views = list(zip(*(vector.split(lengths) for vector in vectors), strict=True))
+            self._views[z.data_ptr()] = views
+        return views
+
+    def _lr(self, piece: Piece) -> float:
+        return float(self._optimizer.param_groups[piece.group]["lr"])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        streams = {"z": self._z, "y": self._y}
+        return {f"{name}_{key}": value for name, stream in streams.items() for key, value in stream.state().items()}
+
+
+class SmallBucket:
+    """z and y in one message, and all neighbours in one product: for small models in main memory.
+
+    Here a call costs more than its arithmetic, and numpy's calls cost less than torch's: arrays are views of the
+    same memory.
+    """
+
+    def __init__(self, optimizer: DecentralizedOptimizer, rest: torch.Tensor) -> None:
+        self._optimizer, self._scale = optimizer, optimizer.network.gradient_scale
+        size, row = rest.numel(), optimizer.network.row
+        self.part, self.under_way = slice(0, size), False
+        self._both = optimizer.transport.outbox("both", torch.cat([rest, rest]), inboxes=len(row.neighbours))
+        self._theta, self._rest = optimizer.flat.values.numpy(), rest.numpy()
+        self._gradient, self._mixed = np.empty_like(self._rest), np.concatenate([self._rest, self._rest])
+        self._row = np.array([row.own, *(row.neighbours[peer] for peer in self._both.order)], self._rest.dtype)
+        self._heard = np.empty((len(self._row), 2 * size), self._rest.dtype)
+        self._heard_in_a_row = self._heard.reshape(-1)
+        self._mixed_z, self._mixed_y = self._mixed[:size], self._mixed[size:]
+        self._messages = [
+            [own.numpy(), *(theirs.numpy() for theirs in self._both.theirs(turn))]
+            for turn, own in enumerate(self._both.buffers)
+        ]
+
+    def start(self, iteration: int) -> None:
+        """One message there, all messages back; theta = W z and B = g - W y / G."""
+        messages, size, gradient = self._messages[self._both.turn], self.part.stop, self._read_gradient()
+        z, y = messages[0][:size], messages[0][size:]
+        np.subtract(gradient, self._rest, out=y)
+        if self._scale != 1:
+            y *= self._scale
+        self._descend(y, out=z)
+        pending = self._both.post(iteration)
+        pending.shared()
+        pending.complete()
+        np.concatenate(messages, out=self._heard_in_a_row)
+        np.dot(self._row, self._heard, out=self._mixed)
+        self._theta[:] = self._mixed_z
+        if self._scale != 1:
+            self._mixed_y /= self._scale
+        np.subtract(gradient, self._mixed_y, out=self._rest)
+
+    def _read_gradient(self) -> np.ndarray:
+        """The gradients of all parameters, weight decay included."""
+        flat, groups = self._optimizer.flat, self._optimizer.param_groups
+        gradients = [parameter.grad for parameter in flat.parameters]
+        if any(gradient is None or gradient.is_sparse for gradient in gradients):
+            flat.gather_gradients(torch.from_numpy(self._gradient))
+        else:
+            parts = [gradient.numpy().reshape(-1) for gradient in gradients if gradient is not None]
+            np.concatenate(parts, out=self._gradient)
+        for group, part in zip(groups, flat.slices, strict=True):
+            if group["weight_decay"]:
+                self._gradient[part] += group["weight_decay"] * self._theta[part]
+        return self._gradient
+
+    def _descend(self, direction: np.ndarray, out: np.ndarray) -> None:
+        """out = theta - alpha direction, with each group's own alpha."""
+        for group, part in zip(self._optimizer.param_groups, self._optimizer.flat.slices, strict=True):
+            np.multiply(direction[part], -float(group["lr"]), out=out[part])
+        out += self._theta
+
+    def take_parameters(self) -> None:
+        """Taken at once."""
+
+    def take_tracker(self) -> None:
+        """Taken at once."""
+
+    def walk_alone(self) -> None:
+        direction = self._scale * (self._read_gradient() - self._rest)
+        self._descend(direction, out=direction)
+        self._theta[:] = direction
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}

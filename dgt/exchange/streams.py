@@ -1,0 +1,143 @@
+"""A stream: one vector per node, mixed with the neighbours' step after step.
+
+    m = stream.buffer                    # write this step's vector here
+    stream.post(step)                    # on its way; returns at once
+    stream.mix(out)                      # out = W_ii m_i + sum_j W_ij m_j, as the neighbours' vectors arrive
+
+`CompressedStream` sends fewer bits. It sends the rounded change q = Q(m - e) of an estimate e of m that all neighbours
+keep up with (e' = e + q), and mixes
+
+    out_i = m_i + sum_j W_ij e'_j - e'_i
+
+What rounding left out of q is part of the next change (error feedback), so nothing is lost for good, and the
+error goes to zero with the changes. Whatever Q does, sum_i pi_i out_i = sum_i pi_i m_i holds exactly: pi W = pi.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from dgt.exchange.network import Network
+from dgt.exchange.transport import Pending, Transport
+
+PIECE = 1 << 17  # numbers worked on at a time, so that they stay in the cache
+
+
+class Stream:
+    """Vectors like `like`, sent as they are."""
+
+    def __init__(self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int = 2) -> None:
+        self.row = network.row
+        self.outbox = transport.outbox(kind, like, inboxes)
+        self._message = self.outbox.buffer
+        self._pending: Pending | None = None
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """Where the next vector is written."""
+        return self.outbox.buffer
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a vector was posted and its mixture not yet taken."""
+        return self._pending is not None
+
+    def post(self, step: int) -> None:
+        """Send what is in `buffer`."""
+        self._message = self.outbox.buffer
+        self._pending = self.outbox.post(step)
+
+    def mix(self, out: torch.Tensor) -> None:
+        """out = W_ii m_i + sum_j W_ij m_j, as a running mean: a row sums to 1, so every step is one lerp."""
+        assert self._pending is not None
+        near, shares, total = [], [], self.row.own
+        for peer, theirs in self._pending.shared():
+            total += self.row.neighbours[peer]
+            near.append(theirs)
+            shares.append(self.row.neighbours[peer] / total)
+        for result, mean, *heard in _in_pieces(out, self._message, *near):
+            for theirs, share in zip(heard, shares, strict=True):
+                mean = torch.lerp(mean, theirs, share, out=result)
+        mean = out if near else self._message
+        for peer, theirs in self._pending.messages():
+            total += self.row.neighbours[peer]
+            share = self.row.neighbours[peer] / total
+            mean = torch.lerp(mean, theirs.to(out.device, non_blocking=True), share, out=out)
+        if mean is not out:
+            out.copy_(mean)  # a network of one node
+        self._finish()
+
+    def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
+        """out += scale sum_j W_ij m_j: the mixture without this node's own part."""
+        assert self._pending is not None
+        near = self._pending.shared()
+        shares = [scale * self.row.neighbours[peer] for peer, _ in near]
+        for result, *heard in _in_pieces(out, *(theirs for _, theirs in near)):
+            for theirs, share in zip(heard, shares, strict=True):
+                result.add_(theirs, alpha=share)
+        for peer, theirs in self._pending.messages():
+            out.add_(theirs.to(out.device, non_blocking=True), alpha=scale * self.row.neighbours[peer])
+        self._finish()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the next step needs besides the vector itself."""
+        return {}
+
+    def _finish(self) -> None:
+        assert self._pending is not None
+        self._pending.finish()
+        self._pending = None
+
+
+class CompressedStream(Stream):
+    """Vectors rounded to a narrower dtype on the way; sums are kept in the vector's own."""
+
+    def __init__(
+        self,
+        network: Network,
+        transport: Transport,
+        kind: str,
+        like: torch.Tensor,
+        inboxes: int,
+        wire: torch.dtype,
+    ) -> None:
+        super().__init__(network, transport, kind, torch.empty_like(like, dtype=wire), inboxes)
+        self._vector = torch.zeros_like(like)  # m
+        self._estimate = torch.zeros_like(like)  # e_i
+        self._mixed_estimate = torch.zeros_like(like)  # sum_j W_ij e_j, this node included
+        self._largest = torch.finfo(wire).max
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        return self._vector
+
+    def post(self, step: int) -> None:
+        change = torch.sub(self._vector, self._estimate, out=self.outbox.buffer)
+        change.clamp_(-self._largest, self._largest)  # what does not fit follows with the next change
+        self._estimate.add_(change)
+        super().post(step)
+
+    def mix(self, out: torch.Tensor) -> None:
+        self._take_changes()
+        torch.sub(self._mixed_estimate, self._estimate, out=out).add_(self._vector)
+
+    def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
+        self._take_changes()
+        out.add_(self._vector, alpha=scale * (1 - self.row.own))
+        out.add_(self._mixed_estimate, alpha=scale).sub_(self._estimate, alpha=scale)
+
+    def _take_changes(self) -> None:
+        """sum_j W_ij e_j += sum_j W_ij q_j."""
+        self._mixed_estimate.add_(self._message, alpha=self.row.own)
+        super().add_neighbours(self._mixed_estimate, 1.0)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"estimate": self._estimate, "mixed_estimate": self._mixed_estimate}
+
+
+def _in_pieces(*vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Piece by piece on a CPU, so that a result stays in the cache while all neighbours are added to it."""
+    length = PIECE if vectors[0].device.type == "cpu" else max(vectors[0].numel(), 1)
+    return zip(*(vector.split(length) for vector in vectors), strict=True)
