@@ -43,20 +43,52 @@ class State:
 
 
 def gradient_tracking(
-    problem: StackedProblem, W: scipy.sparse.csr_array, plan: Strategy, lr: StepSize, iterations: int
+    problem: StackedProblem,
+    W: scipy.sparse.csr_array,
+    plan: Strategy,
+    lr: StepSize,
+    iterations: int,
+    local_steps: int = 1,
+    wire: str = "full",
 ) -> Iterator[State]:
-    """Theta' = W (Theta - alpha_t Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0."""
+    """Theta' = W (Theta - alpha_t Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0; W = I on local steps."""
     theta, G = problem.start, _column(plan.gradient_scale, problem.start)
+    mix_theta, mix_tracker = (Plain(W), Plain(W)) if wire == "full" else (Compressed(W, wire), Compressed(W, wire))
     yield State(0, theta)
     gradient = problem.gradient(theta, 0)
     tracker = G * gradient
     for t in range(iterations):
-        theta = mix(W, theta - _at(lr, t) * tracker)
+        exchanges = (t + 1) % local_steps == 0
+        theta = theta - _at(lr, t) * tracker
+        theta = mix_theta(theta) if exchanges else theta
         yield State(t + 1, theta, tracker, gradient)
         if t + 1 < iterations:
             following = problem.gradient(theta, t + 1)
-            tracker = mix(W, tracker) + G * (following - gradient)
+            tracker = (mix_tracker(tracker) if exchanges else tracker) + G * (following - gradient)
             gradient = following
+
+
+@dataclass(slots=True)
+class Plain:
+    """v -> W v."""
+
+    W: scipy.sparse.csr_array
+
+    def __call__(self, values: Array) -> Array:
+        return mix(self.W, values)
+
+
+@dataclass(slots=True)
+class Compressed:
+    """v -> v + W e' - e',  e' = e + Q(v - e): what neighbours hear is rounded to the dtype `wire`."""
+
+    W: scipy.sparse.csr_array
+    wire: str
+    estimate: Array | float = 0.0
+
+    def __call__(self, values: Array) -> Array:
+        self.estimate = self.estimate + _rounded(values - self.estimate, self.wire)
+        return values + mix(self.W, self.estimate) - self.estimate
 
 
 def dsgd(
@@ -92,14 +124,17 @@ def states(
     laziness: float,
     lr: StepSize,
     iterations: int,
+    local_steps: int = 1,
+    wire: str = "full",
 ) -> Iterator[State]:
     """Every state of a run, the start included."""
     plan = strategy(strategy_name, weights)
     if algorithm == "allreduce":
         return allreduce(problem, weights, plan, lr, iterations)
     W = mixing_matrix(graph, plan.mixing_weights, laziness)
-    run = {"gradient_tracking": gradient_tracking, "dsgd": dsgd}[algorithm]
-    return run(problem, W, plan, lr, iterations)
+    if algorithm == "dsgd":
+        return dsgd(problem, W, plan, lr, iterations)
+    return gradient_tracking(problem, W, plan, lr, iterations, local_steps, wire)
 
 
 def network_metrics(state: State, problem: StackedProblem, weights: Weights, plan: Strategy) -> dict[str, Any]:
@@ -123,6 +158,15 @@ def network_metrics(state: State, problem: StackedProblem, weights: Weights, pla
 def mix(W: scipy.sparse.csr_array, theta: Array) -> Array:
     """W theta: what every exchange with the neighbours amounts to; buffers are mixed in the same way."""
     return (W @ theta.reshape(len(theta), -1)).reshape(theta.shape)
+
+
+def _rounded(values: Array, wire: str) -> Array:
+    """To the nearest number of the narrow dtype, ties to even, within its range."""
+    if wire == "float16":
+        return np.clip(values, -65504, 65504).astype(np.float16).astype(np.float64)
+    bits = values.astype(np.float32).view(np.uint32)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # bfloat16: the upper half of a float32
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def _at(lr: StepSize, iteration: int) -> float | Array:

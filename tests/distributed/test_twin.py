@@ -67,6 +67,7 @@ def twin(config: Config, seeds: list[int] | None = None) -> list[tuple[int, dict
     for state in reference.states(
         config.algorithm.name, problem, graph, weights, config.strategy.name,
         laziness=config.laziness, lr=config.lr, iterations=config.iterations,
+        local_steps=config.local_steps, wire=config.wire,
     ):  # fmt: skip
         if state.iteration % config.eval_every == 0 or state.iteration == config.iterations:
             metrics = reference.network_metrics(state, problem, weights, plan)
@@ -136,6 +137,29 @@ def test_two_messages_per_step_equal_the_twin_with_overlap_on_and_off(overlap: b
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("transport", ["auto", "messages"])
+def test_narrow_wires_and_local_steps_equal_the_twin(transport: str) -> None:
+    """The invariant holds to rounding errors of the full dtype, whatever goes over the wire and however rarely."""
+    configs = [
+        config_for("exponential", 5, "", strategy=name, transport=transport, iterations=14, **changes)
+        for name in STRATEGIES
+        for changes in (
+            {"wire": "bfloat16"},
+            {"wire": "float16", "overlap": False},
+            {"local_steps": 3},
+            {"wire": "bfloat16", "local_steps": 2, "problem": LeastSquaresConfig(dimension=5000)},
+            {"local_steps": 4, "problem": LeastSquaresConfig(dimension=5000)},
+        )
+    ]
+    for config, rows in zip(configs, run_ranks(TrainAll(configs), 5)[0], strict=True):
+        assert_same(rows, twin(config), config)
+    full, half = (config_for("exponential", 5, "", wire=wire) for wire in ("full", "bfloat16"))
+    sent = [rows[-1][1]["bytes_sent"][0] for rows in run_ranks(TrainAll([full, half]), 5)[0]]
+    handshake = 5 * 4 * 16
+    assert sent[1] - handshake == (sent[0] - handshake) / 4  # 16 bits in place of 64
+
+
+@pytest.mark.timeout(120)
 def test_large_models_are_measured_by_sums_across_ranks() -> None:
     """Above 1 MiB nothing is gathered on rank 0; the metrics are the same."""
     huge = LeastSquaresConfig(dimension=50_000)
@@ -158,8 +182,9 @@ def test_seeds_side_by_side_are_the_separate_runs() -> None:
 def test_noise_free_ranks_reach_the_closed_form_optimum() -> None:
     exact = LeastSquaresConfig(noise=0.0)
     configs = [
-        config_for("tailored", 5, "", strategy=name, problem=exact, iterations=600, eval_every=100, lr=0.05)
+        config_for("tailored", 5, "", strategy=name, problem=exact, iterations=600, eval_every=100, lr=0.05, **changes)
         for name in STRATEGIES
+        for changes in ({}, {"wire": "bfloat16"}, {"wire": "float16"}, {"local_steps": 2, "iterations": 900})
     ]
     for rows in run_ranks(TrainAll(configs), 5)[0]:
         assert rows[-1][1]["distance"][0] < 1e-8
