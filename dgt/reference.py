@@ -165,8 +165,8 @@ def _rounded(values: Array, wire: str) -> Array:
     if wire == "float16":
         return np.clip(values, -65504, 65504).astype(np.float16).astype(np.float64)
     bits = values.astype(np.float32).view(np.uint32)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # bfloat16: the upper half of a float32
-    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # bfloat16: the upper half of a float32
+    return upper.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def _at(lr: StepSize, iteration: int) -> float | Array:

@@ -182,9 +182,9 @@ def test_seeds_side_by_side_are_the_separate_runs() -> None:
 def test_noise_free_ranks_reach_the_closed_form_optimum() -> None:
     exact = LeastSquaresConfig(noise=0.0)
     configs = [
-        config_for("tailored", 5, "", strategy=name, problem=exact, iterations=600, eval_every=100, lr=0.05, **changes)
+        config_for("tailored", 5, "", strategy=name, problem=exact, iterations=900, eval_every=100, lr=0.05, **changes)
         for name in STRATEGIES
-        for changes in ({}, {"wire": "bfloat16"}, {"wire": "float16"}, {"local_steps": 2, "iterations": 900})
+        for changes in ({}, {"wire": "bfloat16"}, {"wire": "float16"}, {"local_steps": 2})
     ]
     for rows in run_ranks(TrainAll(configs), 5)[0]:
         assert rows[-1][1]["distance"][0] < 1e-8
