@@ -186,10 +186,11 @@ def test_noise_free_ranks_reach_the_closed_form_optimum() -> None:
         for name in STRATEGIES
         for changes in ({}, {"wire": "bfloat16"}, {"wire": "float16"}, {"local_steps": 2})
     ]
-    for rows in run_ranks(TrainAll(configs), 5)[0]:
-        assert rows[-1][1]["distance"][0] < 1e-8
-        assert rows[-1][1]["grad_norm"][0] < 1e-8
-        assert rows[-1][1]["consensus"][0] < 1e-8
+    for config, rows in zip(configs, run_ranks(TrainAll(configs), 5)[0], strict=True):
+        near = 1e-6 if config.wire == "float16" else 1e-8  # changes below 3e-8 are zero in float16
+        assert rows[-1][1]["distance"][0] < near
+        assert rows[-1][1]["grad_norm"][0] < near
+        assert rows[-1][1]["consensus"][0] < near
 
 
 @pytest.mark.timeout(120)

@@ -1,0 +1,75 @@
+"""Start, a few steps with random delays, stop; again and again: no hang, no process and no file left behind.
+
+DGT_SOAK_RUNS=1000 python -m pytest tests/distributed/test_soak.py runs it a thousand times.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import dgt
+from dgt.exchange import shared
+from dgt.world import Node
+from tests.distributed.ranks import run_ranks
+
+RUNS = int(os.environ.get("DGT_SOAK_RUNS", "12"))
+RANKS, STEPS = 8, 20
+
+
+@dataclass
+class Hesitant:
+    """Twenty steps of a small or a large model; before each, some ranks hesitate."""
+
+    seed: int
+
+    def run(self, node: Node) -> tuple[float, float]:
+        common, own = random.Random(self.seed), random.Random(f"{self.seed} {node.rank}")
+        graph = getattr(dgt.graphs, common.choice(["ring", "exponential", "complete", "star"]))(node.size)
+        options = common.choice([{}, {"overlap": False}, {"wire": "bfloat16"}, {"local_steps": 2}])
+        transport = common.choice(["auto", "auto", "auto", "messages"])
+        theta = torch.nn.Parameter(torch.full((common.choice([10, 20_000]),), float(node.rank), dtype=torch.float64))
+        network = dgt.Network(node, graph, [1.0 + k for k in range(node.size)], transport=transport)
+        optimizer = dgt.GradientTracking([theta], lr=0.1, network=network, **options)
+        for _ in range(STEPS):
+            theta.grad = theta.detach() - node.rank
+            if own.random() < 0.3:
+                time.sleep(own.random() * 0.01)
+            optimizer.step()
+        # sum_i pi_i B_i = 0: what a torn or stale message would break for good
+        return float(optimizer.tracking_error()[0]), float(theta.detach().abs().max())
+
+
+@pytest.mark.timeout(60 + 30 * RUNS)
+def test_starts_and_stops_leave_nothing_behind() -> None:
+    files, children = _files(), set[int]()
+    before = len(_children())
+    for seed in range(RUNS):
+        results = run_ranks(Hesitant(seed), RANKS, timeout=20).values()
+        assert abs(sum(error for error, _ in results)) < 1e-9, seed
+        assert max(size for _, size in results) < 10, seed
+        assert _files() <= files, seed
+        children = children or _children()
+        assert _children() <= children, seed
+        assert len(children) <= before + 2  # the process that forks ranks stays, and multiprocessing's tracker
+
+
+def _files() -> set[str]:
+    return {name for name in os.listdir(shared.MEMORY) if name.startswith(shared.PREFIX)}
+
+
+def _children() -> set[int]:
+    """All descendants of this process that still run."""
+    found, queue = set(), [os.getpid()]
+    while queue:
+        for path in Path(f"/proc/{queue.pop()}/task").glob("*/children"):
+            for child in map(int, path.read_text().split()):
+                found.add(child)
+                queue.append(child)
+    return found
