@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from dgt import compose as composing
 from dgt import forkserver, launch, problems, world
-from dgt.bench.job import BenchConfig, BenchJob
+from dgt.bench import scaling
+from dgt.bench.job import VARIANTS, BenchConfig, BenchJob
 from dgt.checks import ConfigError, build, check_range, documented, nearest
 from dgt.config import Config
 from dgt.data import cifar10
@@ -25,7 +26,7 @@ from dgt.report import compare as compare_report
 from dgt.report.tables import gap_lines, table
 from dgt.training import compare as comparison
 from dgt.training.jobs import TrainJob
-from dgt.training.logger import check_logger, claim_run_dir
+from dgt.training.logger import check_logger, claim, claim_run_dir
 from dgt.training.setup import network_of
 
 
@@ -122,7 +123,7 @@ def compare(options: argparse.Namespace) -> None:
     problems.fetch(configs[0], world.cache_dir(), _tell)
     cells = comparison.both_strategies(configs)
     groups = comparison.by_network_size(cells, here)
-    directory = Path(claim_run_dir(configs[0], "compare"))
+    directory = Path(claim(configs[0].run_dir, "compare"))
     path = str(directory / "compare.csv")
     comparison.start(directory, cells, seeds)
     for nodes, group in groups.items():
@@ -179,14 +180,71 @@ def run(options: argparse.Namespace) -> None:
 
 def bench(options: argparse.Namespace) -> None:
     """What an iteration costs, by turns on the same ranks."""
-    here = world.placement()
-    if here.launcher == "alone":
-        config = build(BenchConfig, composing.plain_values(options.overrides), "")
-        results = launch.start_ranks(BenchJob(config), config.nodes, JoinOptions())
-    else:
-        raise ConfigError(f"dgt bench starts its own ranks; run it outside {here.launcher}")
+    here, overrides = world.placement(), list(options.overrides)
+    grows = overrides[:1] == ["scaling"]
+    settings = composing.plain_values(overrides[grows:])
+    if here.launcher != "alone":
+        if grows:
+            raise ConfigError(f"dgt bench scaling starts its own ranks; run it outside {here.launcher}")
+        settings.setdefault("nodes", here.size)
+        cells: list[BenchConfig] = []
+
+        def prepare() -> BenchJob:
+            cells.append(_bench_config(settings, here))
+            return BenchJob(cells)
+
+        results = launch.be_rank(prepare, lambda _: JoinOptions())
+        if here.rank == 0:
+            _show_bench(cells[0], results[0], options.json)
+        return
+    if grows:
+        settings = {"nodes": 32, "variants": ["compute", "limit", "ddp", "messages", "shared"]} | settings
+        _bench_scaling(_bench_config(settings, here), options.json)
+        return
+    config = _bench_config(settings, here)
+    _show_bench(config, launch.start_ranks(BenchJob([config]), config.nodes, JoinOptions())[0][0], options.json)
+
+
+def _bench_config(settings: dict[str, typing.Any], here: world.Placement) -> BenchConfig:
+    config: BenchConfig = build(BenchConfig, settings, "")
+    if here.launcher != "alone" and config.nodes != here.size:
+        raise ConfigError(f"nodes={config.nodes}: {here.launcher} started {here.size} ranks")
+    if here.rank == 0:
+        config = dataclasses.replace(config, run_dir=claim(config.run_dir, "bench"))
+    return config
+
+
+def _show_bench(config: BenchConfig, results: bench_report.Results, as_json: bool) -> None:
     rows = bench_report.summarise(results)
-    print(json.dumps(rows, indent=2) if options.json else bench_report.text(rows))
+    title = f"{config.preset}, {config.nodes} ranks, {config.topology}"
+    bench_report.figure(rows, title, Path(str(config.run_dir)) / "figures" / "bench")
+    _write_bench(config, rows, bench_report.text(rows), "bench", as_json)
+
+
+def _bench_scaling(config: BenchConfig, as_json: bool) -> None:
+    measured = []
+    by_nodes: dict[int, list[tuple[str, int, BenchConfig]]] = {}
+    for cell in scaling.cells(config):
+        by_nodes.setdefault(cell[2].nodes, []).append(cell)
+    for nodes, cells in by_nodes.items():
+        results = launch.start_ranks(BenchJob([cell for _, _, cell in cells]), nodes, JoinOptions())[0]
+        measured += [(grows, value, result) for (grows, value, _), result in zip(cells, results, strict=True)]
+    measured.sort(key=lambda cell: (list(scaling.GROWTH).index(cell[0]), cell[1]))
+    rows = bench_report.scaling_rows(measured)
+    bench_report.scaling_figure(rows, Path(str(config.run_dir)) / "figures" / "scaling")
+    _write_bench(config, rows, bench_report.scaling_text(rows), "scaling", as_json)
+
+
+def _write_bench(
+    config: BenchConfig, rows: list[dict[str, typing.Any]], words: str, figure: str, as_json: bool
+) -> None:
+    directory = Path(str(config.run_dir))
+    record = json.dumps({"config": dataclasses.asdict(config), "rows": rows}, indent=2)
+    (directory / "bench.json").write_text(record + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        print(f"{words}\nfigure  {directory / 'figures' / figure}.png\ndata    {directory / 'bench.json'}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -254,7 +312,9 @@ def _key_help(command: str) -> str:
             "  topology.seed: 0     # which draw of the tailored graphs",
         ]
     elif command == "bench":
-        lines += ["settings:", *(f"  {line}" for line in documented(BenchConfig))]
+        lines += ["settings:", *(f"  {line}" for line in documented(BenchConfig)), "", "variants:"]
+        lines += [f"  {name:<12}{meaning}" for name, meaning in VARIANTS.items()]
+        lines += ["", "dgt bench scaling measures how the cost grows with ranks (up to `nodes`), degree and bytes."]
     elif command == "data":
         lines += [
             "settings:",

@@ -92,14 +92,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """Parse Hydra's override grammar and check group choices; weights=[1,2] and weights=FILE are unfolded."""
     search, overrides = _search_path(overrides)
     choices = groups(search)
-    unfolded = [piece for override in overrides for piece in _unfold(override)]
-    for override in unfolded:
-        if "=" not in override and not override.startswith("~"):
-            raise ConfigError(f"{override}: overrides look like key=value")
-    try:
-        parsed: list[Override] = OverridesParser.create().parse_overrides(unfolded)
-    except HydraException as error:
-        raise ConfigError(f"{' '.join(overrides)}: cannot read this ({str(error).splitlines()[0]})") from None
+    parsed = _parsed([piece for override in overrides for piece in _unfold(override)])
     for item in parsed:
         for value in _choices_made(item) if item.key_or_group in choices else []:
             options = choices[item.key_or_group]
@@ -110,10 +103,18 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 def plain_values(overrides: Sequence[str]) -> dict[str, Any]:
     """key=value pairs for commands that take no config: values are read as Hydra would."""
-    pairs = {}
-    for item in OverridesParser.create().parse_overrides(list(overrides)):
-        pairs[item.key_or_group] = item.value()
-    return pairs
+    return {item.key_or_group: item.value() for item in _parsed(overrides)}
+
+
+def _parsed(overrides: Sequence[str]) -> list[Override]:
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise ConfigError(f"{override}: overrides look like key=value")
+    try:
+        parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(f"{' '.join(overrides)}: cannot read this ({str(error).splitlines()[0]})") from None
+    return parsed
 
 
 def search_override(folder: Path) -> str:

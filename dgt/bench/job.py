@@ -2,90 +2,211 @@
 
 from __future__ import annotations
 
-import resource
+import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import networkx as nx
 import torch
 
-from dgt.bench.presets import workload
-from dgt.bench.variants import VARIANTS, Variant, build
-from dgt.checks import check_choice, check_range
+from dgt.bench import peers
+from dgt.bench.presets import PRESETS, Workload, workload
+from dgt.bench.variants import Compute, MirrorNetwork, Tracking, Variant
+from dgt.checks import ConfigError, check_choice, check_range
 from dgt.config import TopologyConfig
+from dgt.exchange import shared
+from dgt.exchange.network import Network
 from dgt.network import graphs
 from dgt.network.weights import normalise
+from dgt.training.logger import Progress
 from dgt.world import Node
 
-PRESETS = ("logistic", "mlp", "resnet18", "sleep")
-MEASURES = ("wall", "cpu", "wait", "bytes")
+VARIANTS = {
+    "compute": "forward and backward only: what no optimizer can go below",
+    "limit": "all the arithmetic of gradient tracking, nobody to wait for",
+    "ddp": "torch's DistributedDataParallel",
+    "decent_dp": "Decent-DP, if installed",
+    "naive": "gradient tracking with a message per tensor and neighbour",
+    "messages": "dgt over the process group",
+    "shared": "dgt over shared memory, its default on one host",
+    "no_overlap": "dgt, every exchange awaited at once",
+    "buckets": "dgt, the exchange started during backward",
+    "bfloat16": "dgt over the process group, 16 bits per number on the wire",
+}
+MEASURES = ("wall", "cpu", "wait", "bytes", "peak_mb")
+BUCKET_MB = 1.0
+PROCESS = Path("/proc/self")  # on Linux
 
 
 @dataclass(slots=True, kw_only=True)
 class BenchConfig:
     preset: str = "mlp"
-    """logistic, mlp, resnet18 or sleep (compute that leaves the cores alone)."""
+    """least_squares, logistic, mlp, resnet18, vector or sleep (compute that leaves the cores alone)."""
     nodes: int = 4
-    """Ranks."""
+    """Ranks; under torchrun, as many as it started."""
     topology: str = "ring"
     """ring, exponential, complete, ..."""
+    degree: int = 0
+    """Neighbours per node, in place of a topology; 0: as the topology says."""
     batch: int = 8
     """Samples per rank and iteration; for sleep, milliseconds."""
+    size: int = 100_000
+    """Parameters of preset vector."""
     rounds: int = 9
     """Rounds of all variants by turns."""
     steps: int = 10
     """Iterations of a variant per round."""
-    variants: list[str] = field(default_factory=lambda: list(VARIANTS))
-    """Which ways to measure."""
+    transport: str = "auto"
+    """Of no_overlap and buckets: auto (shared memory where there is any) or messages."""
+    variants: list[str] = field(default_factory=list)
+    """Which to measure, as [compute,ddp,shared]; []: all that can run here."""
+    run_dir: str | None = None
+    """Where to write; null: runs/<time>-bench."""
 
     def __post_init__(self) -> None:
         check_choice("preset", self.preset, PRESETS)
-        for key in ("nodes", "batch", "rounds", "steps"):
+        for key in ("nodes", "batch", "size", "rounds", "steps"):
             check_range(key, getattr(self, key), 1)
+        check_range("degree", self.degree, 0, self.nodes - 1)
+        check_choice("transport", self.transport, ("auto", "messages"))
         for variant in self.variants:
-            check_choice("variants", variant, VARIANTS)
+            check_choice("variants", variant, tuple(VARIANTS))
+        if len(set(self.variants)) != len(self.variants):
+            raise ConfigError(f"variants={self.variants}: one of them is there twice")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """Every rank returns its measures: [variant][measure][round], per iteration."""
+    """Several cells on the same ranks; returns for each {variant: {measure: [rank][round]}}, per iteration."""
 
-    config: BenchConfig
+    cells: Sequence[BenchConfig]
 
-    def run(self, node: Node) -> dict[str, dict[str, list[float]]]:
-        config = self.config
+    def run(self, node: Node) -> list[dict[str, dict[str, list[list[float]]]]]:
+        return [self._measure(cell, node, number) for number, cell in enumerate(self.cells, start=1)]
+
+    def _measure(self, config: BenchConfig, node: Node, number: int) -> dict[str, dict[str, list[list[float]]]]:
+        names = config.variants or [name for name in VARIANTS if not unavailable(name, node)]
+        for name in names:
+            if why := unavailable(name, node):
+                raise ConfigError(f"variants: {name} cannot run here: {why}")
         weights = normalise([1.0 + k % 3 for k in range(node.size)])
-        graph = graphs.from_config(TopologyConfig(name=config.topology), weights)
-        work = workload(config.preset, config.batch, node.rank, node.device)
-        made: dict[str, Variant] = {}
-        results: dict[str, dict[str, list[float]]] = {}
-        for name in config.variants:
-            before = _resident_mb()
-            made[name] = build(name, work, node, graph, weights.tolist())
-            for _ in range(2):  # warm up
-                made[name].step()
-            results[name] = {measure: [] for measure in MEASURES}
-            results[name]["memory_mb"] = [_resident_mb() - before]
-        for number in range(config.rounds):
+        graph = (
+            graphs.circulant(node.size, config.degree)
+            if config.degree
+            else graphs.from_config(TopologyConfig(name=config.topology), weights)
+        )
+        work = workload(config.preset, config.batch, config.size, node.rank, node.device)
+        made, values = {}, {name: torch.zeros(config.rounds, len(MEASURES), dtype=torch.float64) for name in names}
+        for name in names:
+            with _peak_memory(node.device) as peak:
+                made[name] = build(name, config, work, node, graph, weights.tolist())
+                for _ in range(3):  # warm up
+                    made[name].step()
+            values[name][:, MEASURES.index("peak_mb")] = peak[0]
+        label = f"[{number}/{len(self.cells)}] {config.preset}, {node.size} ranks, degree {graph.degree(0)}"
+        progress = Progress(config.rounds, label, speaks=node.is_main, lines=1, unit="round")
+        for turn in range(config.rounds):
             # another order each round: nobody always comes after the same one
-            turn = number % len(config.variants)
-            for name in [*config.variants[turn:], *config.variants[:turn]]:
+            first = turn % len(names)
+            for name in [*names[first:], *names[:first]]:
                 node.barrier()
-                for measure, value in _measured(made[name], config.steps).items():
-                    results[name][measure].append(value)
-        return results
+                values[name][turn, :-1] = torch.tensor(_measured(made[name], config.steps), dtype=torch.float64)
+            progress.update(turn + 1, {})
+        progress.close()
+        everything = node.gather(torch.stack([values[name] for name in names]))  # [rank, variant, round, measure]
+        return {
+            name: {measure: everything[:, v, :, m].tolist() for m, measure in enumerate(MEASURES)}
+            for v, name in enumerate(names)
+        }
 
 
-def _measured(variant: Variant, steps: int) -> dict[str, float]:
-    """Per iteration: seconds on the wall, seconds of CPU of the whole process, seconds waiting, bytes sent."""
-    start = (time.perf_counter(), time.process_time(), variant.wait_seconds(), variant.bytes_sent())
+def unavailable(name: str, node: Node) -> str:
+    """Why this variant cannot be measured here; nothing if it can."""
+    if name in ("limit", "shared") and (node.device.type != "cpu" or not shared.available()):
+        return "it needs parameters in memory that ranks can share (Linux on x86-64, CPU)"
+    if name == "naive" and node.device.type != "cpu" and node.backend != "nccl":
+        return "gloo sends CPU tensors only"
+    if name == "decent_dp" and not peers.has_decent_dp():
+        return "not installed; pip install 'dgt[bench]'"
+    return ""
+
+
+def build(name: str, config: BenchConfig, work: Workload, node: Node, graph: nx.Graph, weights: list[float]) -> Variant:
+    """The variant of this name; all ranks build the same ones in the same order."""
+
+    def tracking(transport: str = config.transport, **options: Any) -> Variant:
+        return Tracking(work, Network(node, graph, weights, transport=transport), **options)
+
+    makers: dict[str, Callable[[], Variant]] = {
+        "compute": lambda: Compute(work),
+        "limit": lambda: Tracking(work, MirrorNetwork(node, graph, weights)),
+        "ddp": lambda: peers.DDP(work, node),
+        "decent_dp": lambda: peers.DecentDP(work, node),
+        "naive": lambda: peers.Naive(work, Network(node, graph, weights)),
+        "messages": lambda: tracking("messages"),
+        "shared": lambda: tracking("auto"),
+        "no_overlap": lambda: tracking(overlap=False),
+        "buckets": lambda: tracking(bucket_mb=BUCKET_MB),
+        "bfloat16": lambda: tracking("messages", wire="bfloat16"),
+    }
+    return makers[name]()
+
+
+def _measured(variant: Variant, steps: int) -> list[float]:
+    """Per iteration: seconds on the wall, seconds of CPU of the whole process, seconds standing still, bytes sent."""
+
+    def now() -> list[float]:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        waited = variant.wait_seconds()
+        return [
+            time.perf_counter(),
+            time.process_time(),
+            math.nan if waited is None else waited,
+            variant.bytes_sent(),
+        ]
+
+    start = now()
     for _ in range(steps):
         variant.step()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    end = (time.perf_counter(), time.process_time(), variant.wait_seconds(), variant.bytes_sent())
-    return {name: (b - a) / steps for name, a, b in zip(MEASURES, start, end, strict=True)}
+    return [(b - a) / steps for a, b in zip(start, now(), strict=True)]
 
 
-def _resident_mb() -> float:
-    with open("/proc/self/statm", encoding="utf-8") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+class _peak_memory:  # noqa: N801 - used like a function
+    """with _peak_memory(device) as peak: peak[0] is by how many MB the process grew at most inside.
+
+    Pages of shared memory count in part: each rank's share of those it maps.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._peak = device, [math.nan]
+
+    def __enter__(self) -> list[float]:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._before = torch.cuda.memory_allocated(self._device) / 2**20
+        elif PROCESS.exists():
+            (PROCESS / "clear_refs").write_text("5", encoding="ascii")  # the high-water mark starts anew
+            self._before = _memory("status", "VmRSS") - self._shared()
+        return self._peak
+
+    def __exit__(self, *_: object) -> None:
+        if self._device.type == "cuda":
+            self._peak[0] = torch.cuda.max_memory_allocated(self._device) / 2**20 - self._before
+        elif PROCESS.exists():
+            self._peak[0] = _memory("status", "VmHWM") - self._shared() - self._before
+
+    def _shared(self) -> float:
+        """What other ranks account for."""
+        return _memory("status", "RssShmem") - _memory("smaps_rollup", "Pss_Shmem")
+
+
+def _memory(file: str, key: str) -> float:
+    """A figure of this process in MB."""
+    for line in (PROCESS / file).read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) / 1024
+    return 0.0

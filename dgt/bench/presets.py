@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from dgt.models import resnet18
+
+PRESETS = ("least_squares", "logistic", "mlp", "resnet18", "vector", "sleep")
+SLEEPING_LAYERS = 4
 
 
 @dataclass(slots=True)
@@ -20,18 +24,30 @@ class Workload:
     backward: Callable[[nn.Module], None]
 
 
-def workload(preset: str, batch: int, seed: int, device: torch.device) -> Workload:
-    """`logistic` (650 parameters), `mlp` (1.05 million), `resnet18` (11.2 million), `sleep` (mlp-sized, no compute)."""
+def workload(preset: str, batch: int, size: int, seed: int, device: torch.device) -> Workload:
+    """One of `PRESETS` with fixed random data of this rank.
+
+    least_squares  10 parameters
+    logistic       650
+    mlp            1.05 million
+    resnet18       11.2 million
+    vector         `size`, and hardly any compute
+    sleep          1.05 million; compute takes `batch` milliseconds and no core, as on a GPU
+    """
     torch.manual_seed(seed)
+    if preset == "least_squares":
+        return _vector(Linear(10), device)
+    if preset == "vector":
+        return _vector(Linear(size), device)
     if preset == "logistic":
         return _classifier(nn.Linear(64, 10), torch.randn(batch, 64), device)
     if preset == "resnet18":
         return _classifier(resnet18(), torch.randn(batch, 3, 32, 32), device)
-    layers = [nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)]
-    mlp = nn.Sequential(*layers)
-    if preset == "mlp":
-        return _classifier(mlp, torch.randn(batch, 512), device)
-    return _sleeper(mlp, batch / 1000)
+    if preset == "sleep":
+        layers = [Sleeper(1024, 256, batch / 1000 / SLEEPING_LAYERS) for _ in range(SLEEPING_LAYERS)]
+        return _vector(nn.Sequential(*layers), device)
+    layers_ = [nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)]
+    return _classifier(nn.Sequential(*layers_), torch.randn(batch, 512), device)
 
 
 def _classifier(model: nn.Module, inputs: torch.Tensor, device: torch.device) -> Workload:
@@ -44,13 +60,49 @@ def _classifier(model: nn.Module, inputs: torch.Tensor, device: torch.device) ->
     return Workload(model.to(device), backward)
 
 
-def _sleeper(model: nn.Module, seconds: float) -> Workload:
-    """Compute that takes time and no core, as on a GPU: gradients appear after a sleep."""
-    gradients = [1e-3 * torch.randn_like(parameter) for parameter in model.parameters()]
+def _vector(model: nn.Module, device: torch.device) -> Workload:
+    one = torch.ones(1, device=device)
+    return Workload(model.to(device), lambda model: model(one).sum().backward())
 
-    def backward(model: nn.Module) -> None:
-        time.sleep(seconds)
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
 
-    return Workload(model, backward)
+class Linear(nn.Module):
+    """theta -> c theta."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.slope: torch.Tensor
+        self.theta = nn.Parameter(torch.randn(size))
+        self.register_buffer("slope", 1e-3 * torch.randn(size))
+
+    def forward(self, one: torch.Tensor) -> torch.Tensor:
+        return one * torch.dot(self.theta, self.slope)
+
+
+class Sleeper(nn.Module):
+    """A layer whose forward takes a third of its time, its backward two thirds, and neither a core."""
+
+    def __init__(self, rows: int, columns: int, seconds: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, columns))
+        self.gradient: torch.Tensor
+        self.register_buffer("gradient", 1e-3 * torch.randn(rows, columns))
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _Asleep.apply(x.requires_grad_(), self.weight, self.gradient, self.seconds)
+        return result
+
+
+class _Asleep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor, seconds: float
+    ) -> torch.Tensor:
+        time.sleep(seconds / 3)
+        ctx.gradient, ctx.seconds = gradient, seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
+        time.sleep(2 * ctx.seconds / 3)
+        return upstream[0], ctx.gradient, None, None

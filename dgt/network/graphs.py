@@ -29,6 +29,14 @@ def exponential(n: int) -> nx.Graph:
     return _circulant(n, [2**p for p in range((n // 2).bit_length())])
 
 
+def circulant(n: int, degree: int) -> nx.Graph:
+    """The nearest degree/2 nodes on either side of a circle; with an odd degree the opposite one too (n even)."""
+    opposite = [n // 2] if degree % 2 else []
+    if opposite and n % 2:
+        raise ConfigError(f"degree={degree}: {n} nodes cannot all have an odd number of neighbours; one more or less")
+    return _circulant(n, [*range(1, degree // 2 + 1), *opposite])
+
+
 def grid(n: int) -> nx.Graph:
     """Non-periodic lattice, row by row, on the most square rows x columns = n.
 

@@ -1,42 +1,141 @@
-"""The table of a benchmark: medians over rounds of what all ranks measured."""
+"""Benchmarks as tables and figures: medians over rounds of what all ranks measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dgt.report.tables import table
 
-Results = Mapping[int, Mapping[str, Mapping[str, list[float]]]]  # rank -> variant -> measure -> rounds
+Results = Mapping[str, Mapping[str, list[list[float]]]]  # variant -> measure -> [rank][round]
+BASES = ("compute", "limit", "ddp", "shared")
+# Okabe-Ito colours, told apart in print and by colour-blind readers
+COLOURS = {
+    "compute": "#999999", "limit": "#000000", "ddp": "#D55E00", "decent_dp": "#CC79A7", "naive": "#E69F00",
+    "messages": "#56B4E9", "shared": "#0072B2", "no_overlap": "#009E73", "buckets": "#F0E442", "bfloat16": "#882255",
+}  # fmt: skip
 
 
 def summarise(results: Results) -> list[dict[str, Any]]:
     """One row per variant; ratios are medians of the rounds' own ratios, means over ranks within a round."""
     rounds = {
-        name: {
-            measure: np.mean([rank[name][measure] for rank in results.values()], axis=0)
-            for measure in ("wall", "cpu", "wait", "bytes", "memory_mb")
-        }
-        for name in next(iter(results.values()))
+        name: {measure: np.mean(values, axis=0) for measure, values in measures.items()}
+        for name, measures in results.items()
     }
     rows = []
     for name, measures in rounds.items():
         row: dict[str, Any] = {"variant": name}
         for measure in ("wall", "cpu", "wait"):
-            row[f"{measure}_ms"] = 1e3 * float(np.median(measures[measure]))
-        for base in ("compute", "limit", "ddp"):
-            for measure in ("cpu", "wall"):
+            row[f"{measure}_ms"] = _number(1e3 * np.median(measures[measure]))
+        for measure in ("cpu", "wall"):
+            for base in BASES:
                 if base in rounds:
-                    row[f"{measure}/{base}"] = float(np.median(measures[measure] / rounds[base][measure]))
-        row["mb_sent"] = float(np.median(measures["bytes"])) / 1e6
-        row["memory_mb"] = float(measures["memory_mb"][0])
+                    row[f"{measure}/{base}"] = _number(np.median(measures[measure] / rounds[base][measure]))
+        row["mb_sent"] = _number(np.median(measures["bytes"]) / 1e6)
+        row["peak_mb"] = _number(measures["peak_mb"][0])
         rows.append(row)
     return rows
 
 
-def text(rows: list[dict[str, Any]]) -> str:
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+SHOWN = (
+    "wall_ms", "cpu_ms", "wait_ms", "cpu/compute", "cpu/limit", "cpu/ddp", "wall/compute", "wall/ddp", "wall/shared",
+    "mb_sent", "peak_mb",
+)  # fmt: skip
+
+
+def text(rows: Sequence[Mapping[str, Any]]) -> str:
     """For the terminal."""
-    shown = [{name: value if name == "variant" else f"{value:.3g}" for name, value in row.items()} for row in rows]
-    return table(shown) + "\nper iteration and rank, medians over the rounds; ratios are taken within a round"
+    shown = [{"variant": row["variant"], **{name: _short(row[name]) for name in SHOWN if name in row}} for row in rows]
+    return table(shown) + "\nper iteration and rank; medians over the rounds, ratios taken within a round"
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def figure(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Two rows of bars: what a rank computes, and how long an iteration takes with the part spent standing still."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [row["variant"] for row in rows]
+    picture, panels = pyplot.subplots(1, 2, figsize=(9, 0.36 * len(rows) + 1.2), sharey=True, layout="constrained")
+    for panel, measure, words in zip(panels, ("cpu_ms", "wall_ms"), ("CPU per rank", "wall time"), strict=True):
+        values = [row[measure] for row in rows]
+        bars = panel.barh(names, values, color=[COLOURS[name] for name in names])
+        panel.bar_label(bars, [f" {value:.3g}" for value in values], fontsize="small")
+        panel.set_title(f"{words}, ms per iteration", fontsize="medium")
+        panel.margins(x=0.12)
+        panel.spines[["top", "right"]].set_visible(False)
+    waits = [row["wait_ms"] or 0.0 for row in rows]
+    panels[1].barh(
+        names, waits, left=[row["wall_ms"] - wait for row, wait in zip(rows, waits, strict=True)],
+        color="none", edgecolor="white", hatch="////", linewidth=0,
+    )  # fmt: skip
+    panels[1].set_xlabel("hatched: standing still for neighbours, where known", fontsize="small")
+    panels[0].invert_yaxis()
+    picture.suptitle(title, fontsize="medium")
+    _save(picture, path)
+
+
+def scaling_rows(measured: Sequence[tuple[str, int, Results]]) -> list[dict[str, Any]]:
+    """One row per cell and variant."""
+    return [{"grows": grows, "value": value, **row} for grows, value, results in measured for row in summarise(results)]
+
+
+def scaling_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """CPU per rank and iteration, one column per variant."""
+    lines: dict[tuple[str, int], dict[str, str]] = {}
+    for row in rows:
+        line = lines.setdefault((row["grows"], row["value"]), {"grows": row["grows"], "to": f"{row['value']:,}"})
+        line[row["variant"]] = _short(row["cpu_ms"])
+    return table(list(lines.values())) + "\nCPU per rank and iteration in ms, medians over the rounds"
+
+
+def scaling_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """A panel each for ranks, degree and bytes: CPU per rank and iteration, on logarithmic axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    grown = list(dict.fromkeys(row["grows"] for row in rows))
+    picture, panels = pyplot.subplots(1, len(grown), figsize=(3.4 * len(grown), 3.2), layout="constrained")
+    labels = {"ranks": "ranks (degree 2)", "degree": "degree", "bytes": "bytes of the model (ring)"}
+    for panel, grows in zip(np.atleast_1d(panels), grown, strict=True):
+        for name in dict.fromkeys(row["variant"] for row in rows):
+            points = [(row["value"], row["cpu_ms"]) for row in rows if (row["grows"], row["variant"]) == (grows, name)]
+            if points:
+                x, y = zip(*points, strict=True)
+                panel.plot(x, y, marker="o", markersize=3.5, color=COLOURS[name], label=name)
+        panel.set_xscale("log", base=10 if grows == "bytes" else 2)
+        panel.set_yscale("log")
+        panel.set_xlabel(labels[grows])
+        panel.grid(alpha=0.3, which="both", linewidth=0.4)
+        if grows != "bytes":
+            ticks = sorted({row["value"] for row in rows if row["grows"] == grows})
+            panel.set_xticks(ticks, [str(tick) for tick in ticks])
+            panel.minorticks_off()
+    np.atleast_1d(panels)[0].set_ylabel("CPU per rank and iteration, ms")
+    handles, names = np.atleast_1d(panels)[0].get_legend_handles_labels()
+    picture.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
+    _save(picture, path)
+
+
+def _save(picture: Any, path: Path) -> None:
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix in ("png", "pdf"):
+        picture.savefig(path.with_suffix(f".{suffix}"), dpi=150)
+    pyplot.close(picture)

@@ -25,29 +25,34 @@ ORDER = (
     "tracking_residual", "seconds", "evaluation_share", "bytes_sent",
 )  # fmt: skip
 SHOWN = ("loss", "grad_norm", "distance", "accuracy", "average_accuracy", "consensus")
+RESULTS = ("metrics.jsonl", "compare.csv", "bench.json")  # one of these makes a directory a finished run
+DEFAULT = "gradient_tracking"
 EVALUATION_LIMIT = 0.5  # above this share of the time, say how to spend less
 
 
-def claim_run_dir(config: Config, label: str = "") -> str:
-    """Make the run directory and return it; a finished run is never written over.
+def claim_run_dir(config: Config) -> str:
+    """The directory of a training run; the default is runs/<time>-<problem>-<weights>-<topology>-<strategy>."""
+    names = [config.problem.name, config.weights.name, config.topology.name, config.strategy.name]
+    return claim(config.run_dir, "-".join(names + [config.algorithm.name] * (config.algorithm.name != DEFAULT)))
 
-    The default is runs/<time>-<problem>-<weights>-<topology>-<strategy>, with a counter if that is taken.
+
+def claim(run_dir: str | None, label: str) -> str:
+    """Make a directory for results and return it; finished ones are never written over.
+
+    The default is runs/<time>-<label>, with a counter if that is taken.
     """
-    if not label:
-        names = [config.problem.name, config.weights.name, config.topology.name, config.strategy.name]
-        label = "-".join(names + [config.algorithm.name] * (config.algorithm.name != "gradient_tracking"))
     default = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
-    path = Path(config.run_dir or default)
+    path = Path(run_dir or default)
     try:
         for counter in itertools.count(2):
             try:
-                path.mkdir(parents=True, exist_ok=config.run_dir is not None)
+                path.mkdir(parents=True, exist_ok=run_dir is not None)
                 break
             except FileExistsError:
-                if config.run_dir is not None:
+                if run_dir is not None:
                     raise
                 path = default.with_name(f"{default.name}-{counter}")
-        if (path / "metrics.jsonl").exists() or (path / "compare.csv").exists():
+        if any((path / result).exists() for result in RESULTS):
             raise ConfigError(f"run_dir={path}: already holds a run; choose another directory or remove it")
         probe = path / ".writable"
         probe.touch()
@@ -75,9 +80,9 @@ def in_words(values: Mapping[str, float]) -> str:
 class Progress:
     """A bar on a terminal, a few plain lines elsewhere, nothing on ranks that do not speak; on standard error."""
 
-    def __init__(self, total: int, label: str, speaks: bool = True, lines: int = 10) -> None:
+    def __init__(self, total: int, label: str, speaks: bool = True, lines: int = 10, unit: str = "iteration") -> None:
         self._bar = tqdm(total=total, desc=label, unit="it", leave=False) if speaks and sys.stderr.isatty() else None
-        self._speaks, self._label, self._total = speaks, label, total
+        self._speaks, self._label, self._total, self._unit = speaks, label, total, unit
         self._every = max(total / lines, 1.0)
         self._next_line = 0.0 if lines > 1 else self._every
 
@@ -88,7 +93,7 @@ class Progress:
             self._bar.update(done - self._bar.n)
         elif self._speaks and (done >= self._next_line or done == self._total):
             self._next_line += self._every
-            print(f"{self._label}  iteration {done}/{self._total}  {text}", file=sys.stderr, flush=True)
+            print(f"{self._label}  {self._unit} {done}/{self._total}  {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:

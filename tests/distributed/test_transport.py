@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import random
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ import torch
 import dgt
 from dgt.exchange import shared
 from dgt.world import Node
-from tests.distributed.ranks import DGT, command, run_ranks
+from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -94,13 +93,41 @@ def test_shared_memory_leaves_no_file() -> None:
     assert {name for name in os.listdir(shared.MEMORY) if name.startswith(shared.PREFIX)} <= before
 
 
-def test_bench_measures_all_variants_by_turns(tmp_path: Path) -> None:
-    done = command([*DGT, "bench", "preset=logistic", "nodes=2", "rounds=2", "steps=2", "--json"], tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = {row["variant"]: row for row in json.loads(done.stdout)}
-    assert set(rows) == {"compute", "limit", "ddp", "naive", "messages", "shared", "no_overlap"}
-    assert rows["compute"]["cpu/compute"] == 1
-    assert rows["shared"]["mb_sent"] == pytest.approx(rows["naive"]["mb_sent"])
-    done = command([*DGT, "bench", "preset=mpl"], tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "preset=mpl: did you mean mlp" in done.stderr
+@dataclass
+class TwoHosts:
+    """Even and odd ranks share memory among themselves only, as on two hosts."""
+
+    options: dict[str, Any]
+
+    def run(self, node: Node) -> tuple[list[float], int, int]:
+        host, look = f"{shared.PREFIX}host{node.rank % 2}-", shared.look
+        shared.PREFIX = host
+        shared.look = lambda path, token, like: look(path, token, like) if path.name.startswith(host) else None
+        network = dgt.Network(node, dgt.graphs.complete(node.size), [1.0 + k for k in range(node.size)], "II")
+        theta = torch.nn.Parameter(torch.full((SIZE,), float(node.rank), dtype=torch.float64))
+        optimizer = dgt.GradientTracking([theta], lr=0.1, network=network, **self.options)
+        for _ in range(10):
+            theta.grad = theta.detach() - node.rank
+            optimizer.step()
+        outbox = optimizer.buckets[0]._z.outbox
+        return theta.detach()[:: SIZE // 10].tolist(), len(outbox.boards), len(outbox.others)
+
+
+@pytest.mark.skipif(not shared.available(), reason="shared memory boards are for Linux on x86-64")
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"wire": "bfloat16"}])
+def test_memory_and_messages_are_mixed_per_edge(options: dict[str, Any]) -> None:
+    """The same numbers as with messages alone."""
+    mixed = run_ranks(TwoHosts(options), 5)
+    alone = run_ranks(Messages(options), 5)
+    for rank, (values, near, far) in mixed.items():
+        assert (near, far) == ((2, 2) if rank % 2 == 0 else (1, 3))
+        assert values == pytest.approx(alone[rank], abs=1e-12)
+
+
+@dataclass
+class Messages:
+    options: dict[str, Any]
+
+    def run(self, node: Node) -> list[float]:
+        shared.available = lambda: False
+        return TwoHosts(self.options).run(node)[0]
