@@ -16,6 +16,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -32,10 +33,10 @@ class PeerError(RuntimeError):
     """Another rank did not answer in time, or its connection is gone."""
 
 
-def absence(error: RuntimeError, timeout: float) -> str:
+def absence(error: Exception, timeout: float) -> str:
     """What gloo's or nccl's error says of a missing peer, in plain words; other errors are raised again."""
     text = str(error).lower()
-    if "timed out" in text or "timeout" in text:
+    if isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text:
         return f"did not answer within {timeout:g} s"
     if any(word in text for word in ("connection", "closed", "reset", "broken pipe", "socket", "remote", "is gone")):
         return "is gone (connection closed)"
@@ -146,6 +147,8 @@ class Node:
     groups: dict[str, dist.ProcessGroup]
     channels: int = 0
     under_way: set[Exchange] = field(default_factory=set)
+    sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dgt-sender"))
+    """One thread, started when it is first needed: messages leave in the order they were posted."""
 
     @property
     def control(self) -> dist.ProcessGroup:
@@ -275,6 +278,7 @@ def connect(timeout: float) -> Iterator[Node]:
     yield node
     for exchange in list(node.under_way):
         exchange.complete()
+    node.sender.shutdown()
     # together: a connection closed early takes with it what a slower neighbour has not read yet. After an error
     # nothing is tidied up: the process ends, and the closed connections tell the neighbours.
     node.barrier()

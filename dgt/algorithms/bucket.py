@@ -29,10 +29,10 @@ class Bucket(Protocol):
         """Whether new parameters are still to be taken."""
 
     def start(self, iteration: int) -> None:
-        """Steps 1 and 2: y = G (g - B) and z = theta - alpha y, both on their way to the neighbours."""
+        """Steps 1 and 2: y = G (g - B) and z = theta - alpha y, which is sent to the neighbours."""
 
     def take_parameters(self) -> None:
-        """Step 3, if z is under way: theta = W z."""
+        """Step 3, if z is under way: theta = W z; and y is sent."""
 
     def take_tracker(self) -> None:
         """Step 4, if y is under way: B = g - W y / G."""
@@ -77,7 +77,7 @@ class LargeBucket:
             torch.lerp(rest, gradient.to(rest.dtype), 1 - network.row.own, out=rest)
             torch.add(theta, y, alpha=-self._lr(piece), out=z)
         self._z.post(iteration)
-        self._y.post(iteration)
+        self._iteration = iteration
 
     @property
     def under_way(self) -> bool:
@@ -88,6 +88,8 @@ class LargeBucket:
         if self._z.under_way:
             self._z.mix(self._theta[self.part])
             self._optimizer.flat.write_parameters(self.part)
+            # y follows when z is there: on a slow way it would only hold z up
+            self._y.post(self._iteration)
 
     @torch.no_grad()
     def take_tracker(self) -> None:
@@ -178,12 +180,11 @@ class SmallBucket:
     def _read_gradient(self) -> np.ndarray:
         """The gradients of all parameters, weight decay included."""
         flat, groups = self._optimizer.flat, self._optimizer.param_groups
-        gradients = [parameter.grad for parameter in flat.parameters]
-        if any(gradient is None or gradient.is_sparse for gradient in gradients):
-            flat.gather_gradients(torch.from_numpy(self._gradient))
-        else:
-            parts = [gradient.numpy().reshape(-1) for gradient in gradients if gradient is not None]
+        try:
+            parts = [parameter.grad.numpy().reshape(-1) for parameter in flat.parameters]  # type: ignore[union-attr]
             np.concatenate(parts, out=self._gradient)
+        except (AttributeError, TypeError):  # one has no gradient, or a sparse one
+            flat.gather_gradients(torch.from_numpy(self._gradient))
         for group, part in zip(groups, flat.slices, strict=True):
             if group["weight_decay"]:
                 self._gradient[part] += group["weight_decay"] * self._theta[part]
@@ -191,8 +192,12 @@ class SmallBucket:
 
     def _descend(self, direction: np.ndarray, out: np.ndarray) -> None:
         """out = theta - alpha direction, with each group's own alpha."""
-        for group, part in zip(self._optimizer.param_groups, self._optimizer.flat.slices, strict=True):
-            np.multiply(direction[part], -float(group["lr"]), out=out[part])
+        groups = self._optimizer.param_groups
+        if len(groups) == 1:
+            np.multiply(direction, -float(groups[0]["lr"]), out=out)
+        else:
+            for group, part in zip(groups, self._optimizer.flat.slices, strict=True):
+                np.multiply(direction[part], -float(group["lr"]), out=out[part])
         out += self._theta
 
     def take_parameters(self) -> None:

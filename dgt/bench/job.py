@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import torch
 
 from dgt.bench import peers
@@ -36,7 +37,7 @@ VARIANTS = {
     "buckets": "dgt, the exchange started during backward",
     "bfloat16": "dgt over the process group, 16 bits per number on the wire",
 }
-MEASURES = ("wall", "cpu", "wait", "bytes", "peak_mb")
+MEASURES = ("start", "end", "cpu", "wait", "bytes", "peak_mb")
 BUCKET_MB = 1.0
 PROCESS = Path("/proc/self")  # on Linux
 
@@ -80,14 +81,14 @@ class BenchConfig:
 
 @dataclass(frozen=True, slots=True)
 class BenchJob:
-    """Several cells on the same ranks; returns for each {variant: {measure: [rank][round]}}, per iteration."""
+    """Several cells on the same ranks; returns for each {variant: {measure: [round]}}, per iteration."""
 
     cells: Sequence[BenchConfig]
 
-    def run(self, node: Node) -> list[dict[str, dict[str, list[list[float]]]]]:
+    def run(self, node: Node) -> list[dict[str, dict[str, list[float]]]]:
         return [self._measure(cell, node, number) for number, cell in enumerate(self.cells, start=1)]
 
-    def _measure(self, config: BenchConfig, node: Node, number: int) -> dict[str, dict[str, list[list[float]]]]:
+    def _measure(self, config: BenchConfig, node: Node, number: int) -> dict[str, dict[str, list[float]]]:
         names = config.variants or [name for name in VARIANTS if not unavailable(name, node)]
         for name in names:
             if why := unavailable(name, node):
@@ -116,11 +117,20 @@ class BenchJob:
                 values[name][turn, :-1] = torch.tensor(_measured(made[name], config.steps), dtype=torch.float64)
             progress.update(turn + 1, {})
         progress.close()
-        everything = node.gather(torch.stack([values[name] for name in names]))  # [rank, variant, round, measure]
-        return {
-            name: {measure: everything[:, v, :, m].tolist() for m, measure in enumerate(MEASURES)}
-            for v, name in enumerate(names)
-        }
+        one_clock = node.placement.local_size == node.size
+        return {name: _over_ranks(node.gather(values[name]).numpy(), config.steps, one_clock) for name in names}
+
+
+def _over_ranks(measured: np.ndarray, steps: int, one_clock: bool) -> dict[str, list[float]]:
+    """From [rank, round, measure] to each measure [round]: mean over the ranks.
+
+    Wall time is from the first rank's start to the last one's end: with more ranks than cores they take turns.
+    Between hosts clocks differ; there it is the longest time of a rank.
+    """
+    start, end, *others = np.moveaxis(measured, 2, 0)
+    wall = end.max(0) - start.min(0) if one_clock else (end - start).max(0)
+    found = {"wall": (wall / steps).tolist()}
+    return found | {name: values.mean(0).tolist() for name, values in zip(MEASURES[2:], others, strict=True)}
 
 
 def unavailable(name: str, node: Node) -> str:
@@ -156,23 +166,19 @@ def build(name: str, config: BenchConfig, work: Workload, node: Node, graph: nx.
 
 
 def _measured(variant: Variant, steps: int) -> list[float]:
-    """Per iteration: seconds on the wall, seconds of CPU of the whole process, seconds standing still, bytes sent."""
+    """Start and end in seconds; per iteration: seconds of CPU of the whole process, seconds standing still, bytes."""
 
     def now() -> list[float]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         waited = variant.wait_seconds()
-        return [
-            time.perf_counter(),
-            time.process_time(),
-            math.nan if waited is None else waited,
-            variant.bytes_sent(),
-        ]
+        return [time.process_time(), math.nan if waited is None else waited, variant.bytes_sent()]
 
-    start = now()
+    before, start = now(), time.monotonic()
     for _ in range(steps):
         variant.step()
-    return [(b - a) / steps for a, b in zip(start, now(), strict=True)]
+    after, end = now(), time.monotonic()
+    return [start, end, *((b - a) / steps for a, b in zip(before, after, strict=True))]
 
 
 class _peak_memory:  # noqa: N801 - used like a function

@@ -64,7 +64,7 @@ class Stream:
         for peer, theirs in self._pending.messages():
             total += self.row.neighbours[peer]
             share = self.row.neighbours[peer] / total
-            mean = torch.lerp(mean, theirs.to(out.device, non_blocking=True), share, out=out)
+            mean = torch.lerp(mean, theirs.to(out.device), share, out=out)
         if mean is not out:
             out.copy_(mean)  # a network of one node
         self._finish()
@@ -78,7 +78,7 @@ class Stream:
             for theirs, share in zip(heard, shares, strict=True):
                 result.add_(theirs, alpha=share)
         for peer, theirs in self._pending.messages():
-            out.add_(theirs.to(out.device, non_blocking=True), alpha=scale * self.row.neighbours[peer])
+            out.add_(theirs.to(out.device), alpha=scale * self.row.neighbours[peer])
         self._finish()
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from dgt.exchange import shared
 from dgt.world import Node, PeerError, absence
 
 CHANNELS = 2**14
+# gloo copies as much of a message as fits into the socket before it returns: large ones would keep the caller waiting
+HAND_OVER_BYTES = 64 * 1024
 
 
 def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
@@ -120,17 +123,17 @@ class Outbox:
         self.channel = channel % CHANNELS
         self.board, self.boards = board, boards
         self.others = [peer for peer in transport.peers if peer not in boards]
-        self._uses_nccl = self.node.backend == "nccl" and like.is_cuda
+        self.uses_nccl = self.node.backend == "nccl" and like.is_cuda
         self.buffers = board.buffers if board is not None else [torch.empty_like(like)]
         # gloo moves host memory only: CUDA buffers go through pinned copies
-        self._staged = self._empty_like(like) if like.is_cuda and not self._uses_nccl and self.others else None
-        number = len(self.others) if self._uses_nccl else min(inboxes, len(self.others))
+        self._staged = self._empty_like(like) if like.is_cuda and not self.uses_nccl and self.others else None
+        number = len(self.others) if self.uses_nccl else min(inboxes, len(self.others))
         self.inboxes = [self._empty_like(like) for _ in range(number)]
         self._bytes = len(transport.peers) * like.numel() * like.element_size()
         self._posted = first  # messages are told apart by this number, whatever iteration their sender is at
 
     def _empty_like(self, like: torch.Tensor) -> torch.Tensor:
-        if self._uses_nccl or not like.is_cuda:
+        if self.uses_nccl or not like.is_cuda:
             return torch.empty_like(like)
         return torch.empty_like(like, device="cpu", pin_memory=True)
 
@@ -162,7 +165,7 @@ class Outbox:
         if self._staged is not None:
             message = self._staged.copy_(message)
         pending = Pending(self, number, step)
-        if self._uses_nccl:
+        if self.uses_nccl:
             pending.start_batch(message)
         elif self.others:
             pending.start_tagged(message)
@@ -191,17 +194,23 @@ class Pending:
     def __init__(self, outbox: Outbox, number: int, step: int) -> None:
         self._outbox, self._number, self._step, self._node = outbox, number, step, outbox.node
         self._receives: list[dist.Work] = []
-        self._sends: list[dist.Work] = []
+        self._sends: list[dist.Work | _Handed] = []
         self._batch: list[dist.Work] = []
         self._collected = False
 
     def start_tagged(self, message: torch.Tensor) -> None:
         # a tag per message and channel: a stale or early message cannot be taken for this one
-        outbox, group = self._outbox, self._node.control
+        outbox = self._outbox
         self._tag = (self._number % 2**16) * CHANNELS + outbox.channel
         for _ in outbox.inboxes:
             self._receive_next()
-        self._sends = [group.send([message], peer, self._tag) for peer in outbox.others]
+        self._sends = [self._send(message, peer) for peer in outbox.others]
+
+    def _send(self, message: torch.Tensor, peer: int) -> dist.Work | _Handed:
+        group, tag = self._node.control, self._tag
+        if message.numel() * message.element_size() < HAND_OVER_BYTES:
+            return group.send([message], peer, tag)
+        return _Handed(self._node.sender.submit(group.send, [message], peer, tag))
 
     def _receive_next(self) -> None:
         """Ask for the next neighbour's message, as soon as an inbox is free."""
@@ -278,20 +287,30 @@ class Pending:
         if self._collected and not self._sends:
             self._node.under_way.discard(self)
 
-    def _wait(self, work: dist.Work, peer: int | None, deadline: float) -> None:
+    def _wait(self, work: dist.Work | _Handed, peer: int | None, deadline: float) -> None:
         since = time.monotonic()
         try:
-            if self._node.backend == "nccl":
+            if self._outbox.uses_nccl:
                 work.wait()  # orders streams, returns at once; its own watchdog keeps the time
                 return
             # at least a moment: once one neighbour was late, messages that did arrive must still be taken
             work.wait(timedelta(seconds=max(deadline - since, 0.5)))
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError) as error:
             raise self._absent(peer, error) from error
         finally:
             self._outbox.transport.wait_seconds += time.monotonic() - since
 
-    def _absent(self, peer: int | None, error: RuntimeError) -> PeerError:
+    def _absent(self, peer: int | None, error: Exception) -> PeerError:
         who = f"neighbour {peer}" if peer is not None else f"one of the neighbours {self._outbox.transport.peers}"
         what = absence(error, self._node.timeout)
         return PeerError(f"node {self._node.rank}: {who} {what}; {self._outbox.kind} of iteration {self._step}")
+
+
+class _Handed:
+    """A message that another thread is sending."""
+
+    def __init__(self, sending: Future[dist.Work]) -> None:
+        self._sending = sending
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> None:
+        self._sending.result(timeout.total_seconds()).wait(timeout)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dgt.report.tables import table
 
-Results = Mapping[str, Mapping[str, list[list[float]]]]  # variant -> measure -> [rank][round]
+Results = Mapping[str, Mapping[str, list[float]]]  # variant -> measure -> [round]
 BASES = ("compute", "limit", "ddp", "shared")
 # Okabe-Ito colours, told apart in print and by colour-blind readers
 COLOURS = {
@@ -21,10 +21,9 @@ COLOURS = {
 
 
 def summarise(results: Results) -> list[dict[str, Any]]:
-    """One row per variant; ratios are medians of the rounds' own ratios, means over ranks within a round."""
+    """One row per variant; ratios are medians of the rounds' own ratios."""
     rounds = {
-        name: {measure: np.mean(values, axis=0) for measure, values in measures.items()}
-        for name, measures in results.items()
+        name: {measure: np.array(values) for measure, values in measures.items()} for name, measures in results.items()
     }
     rows = []
     for name, measures in rounds.items():

@@ -112,7 +112,7 @@ class Batch:
         peers = sorted(getattr(dgt.graphs, self.topology)(node.size)[node.rank])
         transport = Transport(node, peers)
         outbox = Outbox(transport, "parameters", 0, torch.empty(300), None, {}, inboxes=len(peers))
-        outbox._uses_nccl = True
+        outbox.uses_nccl = True
         heard = []
         for step in range(5):
             outbox.buffer.fill_(100.0 * step + node.rank)
@@ -178,7 +178,7 @@ class Forgotten:
 
     def run(self, node: Node) -> int:
         def train() -> None:
-            network = dgt.Network(node, dgt.graphs.complete(node.size), [1.0] * node.size)
+            network = dgt.Network(node, dgt.graphs.complete(node.size), [1.0] * node.size, transport="messages")
             parameter = torch.nn.Parameter(torch.zeros(300_000))
             optimizer = dgt.GradientTracking([parameter], lr=0.1, network=network)
             time.sleep(0.05 * node.rank)
