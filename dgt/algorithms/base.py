@@ -138,5 +138,5 @@ def _is_watched(optimizer: torch.optim.Optimizer) -> bool:
         or optimizer._optimizer_step_post_hooks
         or torch_optimizer._global_optimizer_pre_hooks
         or torch_optimizer._global_optimizer_post_hooks
-        or torch.autograd.profiler._is_profiler_enabled
+        or getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
     )

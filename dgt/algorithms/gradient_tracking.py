@@ -36,7 +36,7 @@ class GradientTracking(DecentralizedOptimizer):
                  gradients cannot be changed after backward then (clipping), and `drain` comes before reading parameters
 
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
-    with three inboxes: eight, whatever the degree. A narrow wire needs three more.
+    with three inboxes: eight, whatever the degree. A narrow wire needs up to four more.
     """
 
     def __init__(

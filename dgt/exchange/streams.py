@@ -108,30 +108,49 @@ class CompressedStream(Stream):
         self._estimate = torch.zeros_like(like)  # e_i
         self._mixed_estimate = torch.zeros_like(like)  # sum_j W_ij e_j, this node included
         self._largest = torch.finfo(wire).max
+        self._scratch = torch.empty_like(like[:PIECE] if like.device.type == "cpu" else like)
 
     @property
     def buffer(self) -> torch.Tensor:
         return self._vector
 
     def post(self, step: int) -> None:
-        change = torch.sub(self._vector, self._estimate, out=self.outbox.buffer)
-        change.clamp_(-self._largest, self._largest)  # what does not fit follows with the next change
-        self._estimate.add_(change)
+        for vector, estimate, change in _in_pieces(self._vector, self._estimate, self.outbox.buffer):
+            # what does not fit follows with the next change
+            difference = torch.sub(vector, estimate, out=self._scratch[: vector.numel()])
+            change.copy_(difference.clamp_(-self._largest, self._largest))
+            estimate.add_(self._wide(change))
         super().post(step)
 
     def mix(self, out: torch.Tensor) -> None:
         self._take_changes()
-        torch.sub(self._mixed_estimate, self._estimate, out=out).add_(self._vector)
+        for result, mixed, estimate, vector in _in_pieces(out, self._mixed_estimate, self._estimate, self._vector):
+            torch.sub(mixed, estimate, out=result).add_(vector)
 
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
         self._take_changes()
-        out.add_(self._vector, alpha=scale * (1 - self.row.own))
-        out.add_(self._mixed_estimate, alpha=scale).sub_(self._estimate, alpha=scale)
+        for result, mixed, estimate, vector in _in_pieces(out, self._mixed_estimate, self._estimate, self._vector):
+            result.add_(vector, alpha=scale * (1 - self.row.own))
+            result.add_(mixed, alpha=scale).sub_(estimate, alpha=scale)
 
     def _take_changes(self) -> None:
-        """sum_j W_ij e_j += sum_j W_ij q_j."""
-        self._mixed_estimate.add_(self._message, alpha=self.row.own)
-        super().add_neighbours(self._mixed_estimate, 1.0)
+        """sum_j W_ij e_j += sum_j W_ij q_j, this node included."""
+        assert self._pending is not None
+        near = self._pending.shared()
+        shares = [self.row.own, *(self.row.neighbours[peer] for peer, _ in near)]
+        self._add(shares, self._message, *(theirs for _, theirs in near))
+        for peer, theirs in self._pending.messages():
+            self._add([self.row.neighbours[peer]], theirs.to(self._vector.device))
+        self._finish()
+
+    def _add(self, shares: list[float], *changes: torch.Tensor) -> None:
+        for mixed, *heard in _in_pieces(self._mixed_estimate, *changes):
+            for change, share in zip(heard, shares, strict=True):
+                mixed.add_(self._wide(change), alpha=share)
+
+    def _wide(self, change: torch.Tensor) -> torch.Tensor:
+        """In the vector's own dtype; torch would make a new tensor of it at every sum of two dtypes."""
+        return self._scratch[: change.numel()].copy_(change)
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"estimate": self._estimate, "mixed_estimate": self._mixed_estimate}

@@ -74,7 +74,6 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
         bars = panel.barh(names, values, color=[COLOURS[name] for name in names])
         panel.bar_label(bars, [f" {value:.3g}" for value in values], fontsize="small")
         panel.set_title(f"{words}, ms per iteration", fontsize="medium")
-        panel.margins(x=0.12)
         panel.spines[["top", "right"]].set_visible(False)
     waits = [row["wait_ms"] or 0.0 for row in rows]
     panels[1].barh(
@@ -82,6 +81,8 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
         color="none", edgecolor="white", hatch="////", linewidth=0,
     )  # fmt: skip
     panels[1].set_xlabel("hatched: standing still for neighbours, where known", fontsize="small")
+    for panel in panels:
+        panel.set_xlim(right=1.15 * panel.get_xlim()[1])
     panels[0].invert_yaxis()
     picture.suptitle(title, fontsize="medium")
     _save(picture, path)

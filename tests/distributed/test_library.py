@@ -342,6 +342,32 @@ class LateGroup:
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
 
 
+@dataclass
+class Watched:
+    """torch's step hooks and profiler see this optimizer as they see any other."""
+
+    def run(self, node: Node) -> tuple[list[str], bool]:
+        parameter, seen = torch.nn.Parameter(torch.zeros(3)), []
+        network = dgt.Network(node, dgt.graphs.ring(node.size), [1.0] * node.size)
+        optimizer = dgt.GradientTracking([parameter], lr=0.1, network=network)
+        optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+        handle = optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        for _ in range(2):
+            parameter.grad = torch.ones(3)
+            optimizer.step()
+        handle.remove()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            optimizer.step()
+        names = {event.key for event in profile.key_averages()}
+        return seen, "Optimizer.step#GradientTracking.step" in names
+
+
+def test_step_hooks_and_profiler_work_as_usual() -> None:
+    for seen, profiled in run_ranks(Watched(), 2).values():
+        assert seen == ["before", "after", "before", "after", "before"]
+        assert profiled
+
+
 def test_a_late_parameter_group_is_refused_not_forgotten() -> None:
     with pytest.raises(LaunchError, match="add_param_group: give all parameters"):
         run_ranks(LateGroup(), NODES)
