@@ -229,7 +229,7 @@ def _bench_scaling(config: BenchConfig, as_json: bool) -> None:
     for nodes, cells in by_nodes.items():
         results = launch.start_ranks(BenchJob([cell for _, _, cell in cells]), nodes, JoinOptions())[0]
         measured += [(grows, value, result) for (grows, value, _), result in zip(cells, results, strict=True)]
-    measured.sort(key=lambda cell: (list(scaling.GROWTH).index(cell[0]), cell[1]))
+    measured.sort(key=lambda cell: (scaling.GROWTH.index(cell[0]), cell[1]))
     rows = bench_report.scaling_rows(measured)
     bench_report.scaling_figure(rows, Path(str(config.run_dir)) / "figures" / "scaling")
     _write_bench(config, rows, bench_report.scaling_text(rows), "scaling", as_json)

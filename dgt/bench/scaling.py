@@ -7,11 +7,7 @@ from collections.abc import Sequence
 
 from dgt.bench.job import BenchConfig
 
-GROWTH = {
-    "ranks": "at a fixed degree of 2",
-    "degree": "at a fixed number of ranks",
-    "bytes": "on a ring",
-}
+GROWTH = ("ranks", "degree", "bytes")
 RANKS = (2, 4, 8, 16, 32)
 DEGREES = (2, 4, 6, 8, 12, 15)
 PARAMETERS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
