@@ -133,7 +133,9 @@ class Exchange(Protocol):
     """Messages under way. A node holds on to them, whatever becomes of the optimizer that sent them: a receive that is
     dropped leaves its message in the connection, and everything sent behind it is stuck."""
 
-    def complete(self) -> None: ...
+    def receive_rest(self) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -276,8 +278,12 @@ def connect(timeout: float) -> Iterator[Node]:
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name
     set_timeout(timedelta(seconds=timeout), node.control)
     yield node
-    for exchange in list(node.under_way):
-        exchange.complete()
+    # first take in everything, then wait for what was sent: others may go through theirs in another order
+    rest = list(node.under_way)
+    for exchange in rest:
+        exchange.receive_rest()
+    for exchange in rest:
+        exchange.finish()
     node.sender.shutdown()
     # together: a connection closed early takes with it what a slower neighbour has not read yet. After an error
     # nothing is tidied up: the process ends, and the closed connections tell the neighbours.

@@ -277,11 +277,14 @@ class Pending:
 
     def complete(self) -> None:
         """Wait for both ways, whoever wants the result."""
-        if not self._outbox.others:
-            return
+        if self._outbox.others:
+            self.receive_rest()
+            self.finish()
+
+    def receive_rest(self) -> None:
+        """Take in what nobody wants any more, so that its sender need not wait."""
         for _ in self.messages():
             pass
-        self.finish()
 
     def _settle(self) -> None:
         if self._collected and not self._sends:
