@@ -39,8 +39,8 @@ def test_every_dgt_command_runs(line: str, tmp_path: Path) -> None:
     (settings,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
     (tmp_path / "my_conf" / "problem" / "parity.yaml").write_text(settings)
     words = shlex.split(line)[1:]
-    if "scaling" in words:
-        words.append("nodes=4")
+    if "scaling" in words or "preset=resnet18" in words:  # all ways of a large model take minutes
+        words += ["nodes=4", "variants=[compute,shared]"]
     extra = [] if "--help" in words else SMALL[words[0]] + (STAND_IN if "experiment=cifar10" in line else [])
     done = command([*DGT, *words, *extra], tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
