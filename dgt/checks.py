@@ -1,4 +1,4 @@
-"""Bad input is told in one line that names the value and what is allowed: the errors and the checks behind it."""
+"""What is wrong is told in one line that names the value and what is allowed: the errors and the checks behind it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ class ConfigError(ValueError):
 
 class SharedError(ConfigError):
     """A `ConfigError` found by comparing the ranks: all of them raise it, so only rank 0 needs to speak."""
+
+
+class TrainingError(RuntimeError):
+    """The run cannot go on; said by the rank that finds out."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

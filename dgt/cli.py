@@ -27,6 +27,7 @@ from dgt.report.tables import gap_lines, table
 from dgt.training import compare as comparison
 from dgt.training.jobs import TrainJob
 from dgt.training.logger import check_logger, claim, claim_run_dir
+from dgt.training.saving import source_of
 from dgt.training.setup import network_of
 
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         _leave(f"error: {error}", launch.EXIT_BAD_INPUT)
     except launch.LaunchError as error:
-        _leave(str(error) if error.code > 128 else f"error: {error}", error.code)
+        _leave(str(error) if error.code > 2 else f"error: {error}", error.code)
     except KeyboardInterrupt:
         _leave("interrupted", 128 + signal.SIGINT)
 
@@ -91,6 +92,7 @@ def prepared(config: Config, show: str) -> TrainJob:
         problems.fetch(config, world.cache_dir(), _tell)
     if here.rank == 0:
         check_logger(config)
+        source_of(config)
         config = dataclasses.replace(config, run_dir=claim_run_dir(config))
     return TrainJob(config, show)
 

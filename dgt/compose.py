@@ -38,15 +38,17 @@ def groups(search: Sequence[Path] = ()) -> dict[str, list[str]]:
 def settings() -> list[str]:
     """The lines of `conf/` that say what can be set, its default and its meaning."""
     top = (conf_dir() / "config.yaml").read_text(encoding="utf-8").split("\n\n", 1)[1].splitlines()
-    nested = []
+    nested: dict[tuple[str, str], list[str]] = {}
     for group, choices in groups().items():
         for choice in choices if group != "experiment" else []:
             text = (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8")
             lines = text.splitlines()
             if "@package _global_" in text:  # the group's own keys are indented, the others belong to the top
                 lines = [line.strip() for line in lines if line.startswith("  ")]
-            nested += [f"{group}.{line}   [{group}={choice}]" for line in lines if not line.startswith("name:")]
-    return top + nested
+            for line in lines:
+                if not line.startswith("name:"):
+                    nested.setdefault((group, line), []).append(choice)
+    return top + [f"{group}.{line}   [{group}={', '.join(choices)}]" for (group, line), choices in nested.items()]
 
 
 def experiments() -> list[str]:

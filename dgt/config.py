@@ -29,6 +29,10 @@ DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "messages")
 WIRES = ("full", "bfloat16", "float16")
 DTYPES = ("auto", "float64", "float32")
+ON_PEER_LOSS = ("stop", "continue")
+FAULTS = ("none", "kill", "term", "pause", "delay", "corrupt", "nan", "forget", "rollback", "disk_full")
+PHASES = ("step", "copy", "write", "rename", "commit", "prune")
+DAMAGES = ("flip", "stale", "swap", "short", "dtype")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,6 +232,52 @@ class LoggerConfig:
 
 
 @dataclass(slots=True, kw_only=True)
+class CheckpointConfig:
+    every: int = 0
+    """Iterations between checkpoints; 0: by time alone."""
+    minutes: float = 10.0
+    """Minutes between checkpoints; 0: by iterations alone."""
+    keep_last: int = 2
+    """How many of the last ones to keep; 0: write none, not even at the end or when asked to stop."""
+    keep_every: int = 0
+    """Keep those of every so many iterations for good; 0: none."""
+
+    def __post_init__(self) -> None:
+        check_range("checkpoint.every", self.every, 0)
+        check_range("checkpoint.minutes", self.minutes, 0)
+        check_range("checkpoint.keep_last", self.keep_last, 0)
+        check_range("checkpoint.keep_every", self.keep_every, 0)
+
+
+@dataclass(slots=True, kw_only=True)
+class ChaosConfig:
+    name: str = "none"
+    """A fault to rehearse, once per run directory."""
+    rank: int | None = None
+    """The node it happens to; null: drawn from the seed."""
+    iteration: int | None = None
+    """When; null: drawn from the seed."""
+    seed: int = 0
+    """Seed of what is drawn."""
+    phase: str = "step"
+    """kill: before a step, or while a checkpoint is made: copy, write, rename, commit, prune."""
+    seconds: float = 2.0
+    """pause, delay: for how long."""
+    damage: str = "flip"
+    """corrupt: flip a bit, or send the message stale, swapped, short or in another dtype."""
+
+    def __post_init__(self) -> None:
+        check_choice("chaos", self.name, FAULTS)
+        check_range("chaos.seed", self.seed, 0)
+        check_range("chaos.seconds", self.seconds, 0)
+        check_choice("chaos.phase", self.phase, PHASES)
+        check_choice("chaos.damage", self.damage, DAMAGES)
+        for key in ("rank", "iteration"):
+            if getattr(self, key) is not None:
+                check_range(f"chaos.{key}", getattr(self, key), 0)
+
+
+@dataclass(slots=True, kw_only=True)
 class Config:
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
@@ -267,6 +317,16 @@ class Config:
     """Exchange after every so many steps only."""
     dtype: str = "auto"
     """auto (float64 for least squares, float32 for the rest), float64 or float32."""
+    crc: bool = False
+    """Check the content of every message, not only its head."""
+    on_peer_loss: str = "stop"
+    """stop when a rank is lost, or continue with the others (on this host, or under srun)."""
+    resume: str = "none"
+    """none, auto (the last checkpoint in run_dir, if there is one), or a run or checkpoint directory."""
+    warm_start: bool = False
+    """resume: take only the average model, so that nodes, graph and weights may differ."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    chaos: ChaosConfig = field(default_factory=ChaosConfig)
     run_dir: str | None = None
     """Run directory; null is runs/<time>-<problem>-<weights>-<topology>-<strategy>."""
 
@@ -290,6 +350,13 @@ class Config:
         check_range("bucket_mb", self.bucket_mb, 0)
         self._check_traffic()
         check_choice("dtype", self.dtype, DTYPES)
+        check_choice("on_peer_loss", self.on_peer_loss, ON_PEER_LOSS)
+        if not self.resume:
+            raise ConfigError("resume=: none, auto, or a run or checkpoint directory")
+        if self.warm_start and self.resume in ("none", "auto"):
+            raise ConfigError(f"warm_start=true: say from where, resume=DIR (resume={self.resume} here)")
+        if self.resume == "auto" and self.run_dir is None:
+            raise ConfigError("resume=auto: say which run, run_dir=DIR")
 
     def _check_traffic(self) -> None:
         """What only gradient tracking can do."""

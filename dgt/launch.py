@@ -30,13 +30,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from dgt import forkserver, world
-from dgt.checks import ConfigError, SharedError
+from dgt.checks import ConfigError, SharedError, TrainingError
 from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
-from dgt.training.trainer import TrainingError
+from dgt.training.trainer import Stopped
 
-EXPECTED = (ConfigError, world.PeerError, TrainingError)  # told in a line; anything else with its traceback
+EXPECTED = (ConfigError, world.PeerError, world.WireError, TrainingError)  # told in a line; else with a traceback
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
+EXIT_STOPPED = os.EX_TEMPFAIL  # 75: asked to stop, and ready to be resumed
 
 
 class Job(Protocol):
@@ -96,9 +97,12 @@ def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int
             max_restarts=0,
             monitor_interval=0.1,
             start_method="forkserver",
+            **_own_signals(),
         )
+        forward = _forwarding(Path(meeting), nodes)
         try:
-            return elastic_launch(launch, _forked_rank)(job, options, meeting, os.getpid())
+            with forward:
+                return elastic_launch(launch, _forked_rank)(job, options, meeting, os.getpid())
         except ChildFailedError as error:
             raise _first_failure(meeting, error) from None
         except KeyboardInterrupt:
@@ -110,11 +114,35 @@ def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int
             raise LaunchError(f"{word}; {nodes} ranks stopped", 128 + error.sigval) from None
 
 
+def _own_signals() -> dict[str, Any]:
+    """Leave SIGTERM to us, where torch lets us: it would give ranks half a minute, not the time they need to save."""
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    return {"signals_to_handle": "SIGINT,SIGHUP,SIGQUIT"} if "signals_to_handle" in known else {}
+
+
+@contextlib.contextmanager
+def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
+    """Pass SIGTERM and SIGUSR1 on to the ranks, who then stop together; while they start, end at once."""
+
+    def forward(number: int, frame: object) -> None:
+        pids = [int(path.read_text()) for path in meeting.glob("pid-*")]
+        if len(pids) < nodes:
+            raise SignalException("while starting", sigval=signal.Signals(number))
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, forward)
+    yield
+
+
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
     """The elastic launcher logs a lot and leaves its signal handlers behind: failures are told here, in one line."""
     handlers = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
     }
     logging.disable(logging.CRITICAL)
     forkserver.start()
@@ -129,9 +157,10 @@ def _signals_kept() -> Iterator[None]:
 def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher: int) -> Any:
     """Entry of a rank started by `start_ranks`."""
     _die_with_launcher(launcher, meeting)
+    (Path(meeting) / f"pid-{world.placement().rank}").write_text(str(os.getpid()))
     world.meet_in(Path(meeting) / "store")
 
-    def note(rank: int, error: BaseException) -> None:
+    def note(rank: int, error: BaseException | Stopped) -> None:
         record = {
             "time": time.time(),
             "rank": rank,
@@ -139,7 +168,7 @@ def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher
             "reason": _one_line(error),
             "code": _exit_code(error),
         }
-        if not isinstance(error, EXPECTED):
+        if not isinstance(error, (*EXPECTED, Stopped)):
             record["traceback"] = traceback.format_exc()
         draft = Path(meeting) / f"draft-{rank}"
         draft.write_text(json.dumps(record), encoding="utf-8")
@@ -153,8 +182,11 @@ def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher
 def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptions]) -> Any:
     """Be the rank that torchrun or srun started. `prepare` may raise `ConfigError`, on one rank or on all."""
 
-    def say(rank: int, error: BaseException) -> None:
-        if not isinstance(error, EXPECTED):
+    def say(rank: int, error: BaseException | Stopped) -> None:
+        if isinstance(error, Stopped):
+            if rank == 0:
+                print(f"dgt: {error}", file=sys.stderr, flush=True)
+        elif not isinstance(error, EXPECTED):
             traceback.print_exception(error)
         elif rank == 0 or not isinstance(error, SharedError):
             print(f"dgt: error: {_one_line(error)}", file=sys.stderr, flush=True)
@@ -167,7 +199,7 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
 def _as_rank(
     prepare: Callable[[], AnyJob],
     options: Callable[[AnyJob], JoinOptions],
-    tell: Callable[[int, BaseException], None],
+    tell: Callable[[int, BaseException | Stopped], None],
 ) -> Any:
     """Join, make sure all ranks start the same job, run it; leave at once when it fails."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every rank: end, without a traceback each
@@ -184,13 +216,17 @@ def _as_rank(
             assert job is not None, "trouble was raised"
             agree(node, {name: str(value) for name, value in dataclasses.asdict(settings).items()})
             node.settle(settings.backend, settings.device)
-            return job.run(node)
+            result = job.run(node)
+        if isinstance(result, Stopped):
+            tell(rank, result)
+            _leave_at_once(EXIT_STOPPED)
+        return result
     except Exception as error:
         tell(rank, error)
         _leave_at_once(_exit_code(error))
 
 
-def _as_script(script: Script, tell: Callable[[int, BaseException], None]) -> None:
+def _as_script(script: Script, tell: Callable[[int, BaseException | Stopped], None]) -> None:
     """Run a user's own program as this rank; it joins by itself, with `dgt.join()`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.argv = [script.path, *script.arguments]
@@ -218,7 +254,7 @@ def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:
     records = [json.loads(path.read_text(encoding="utf-8")) for path in Path(meeting).glob("failure-*")]
     rank, failure = error.get_first_failure()
     # whoever notices first that a rank is gone may be seen to end before it
-    for killed, how in error.failures.items():
+    for killed, how in error.failures.items() if not any(record["kind"] == "Stopped" for record in records) else ():
         if how.exitcode < 0 and how.exitcode != -signal.SIGTERM:
             return LaunchError(f"rank {killed} was killed ({how.signal_name()}); out of memory?")
     if not records:
@@ -232,11 +268,13 @@ def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:
     return LaunchError(first["reason"], first["code"])
 
 
-def _exit_code(error: BaseException) -> int:
+def _exit_code(error: BaseException | Stopped) -> int:
+    if isinstance(error, Stopped):
+        return EXIT_STOPPED
     return EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_FAILED
 
 
-def _one_line(error: BaseException) -> str:
+def _one_line(error: BaseException | Stopped) -> str:
     return " ".join(str(error).split())
 
 

@@ -12,15 +12,16 @@ import importlib.metadata
 import itertools
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dgt.checks import ConfigError, SharedError
 
@@ -31,6 +32,36 @@ if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it 
 
 class PeerError(RuntimeError):
     """Another rank did not answer in time, or its connection is gone."""
+
+
+class WireError(RuntimeError):
+    """A message that is not the one asked for: stale, short, of another layout, or damaged."""
+
+
+NEVER = 2**32 - 1
+
+
+@dataclass(slots=True)
+class Notices:
+    """What travels in the head of every message: the iteration to stop at, and to save at. The earliest counts.
+
+    Whoever announces one chooses it so far ahead that everybody has heard of it by then, neighbour by neighbour: so
+    all ranks act at the same iteration without asking anyone.
+    """
+
+    stop_at: int = NEVER
+    save_at: int = NEVER
+    stop_asked: int = 0
+    """The signal that asked this rank to stop; it is announced with the next step."""
+    save_asked: bool = False
+
+    def hear(self, stop_at: int, save_at: int) -> None:
+        self.stop_at, self.save_at = min(self.stop_at, stop_at), min(self.save_at, save_at)
+
+    def announce(self, iteration: int) -> None:
+        """Pass on what this rank was asked for, to be done at that iteration unless others are earlier."""
+        self.hear(iteration if self.stop_asked else NEVER, iteration if self.save_asked else NEVER)
+        self.save_asked = False
 
 
 def absence(error: Exception, timeout: float) -> str:
@@ -148,6 +179,9 @@ class Node:
     timeout: float
     groups: dict[str, dist.ProcessGroup]
     channels: int = 0
+    notices: Notices = field(default_factory=Notices)
+    tamper: Callable[[str, Any, int], torch.Tensor] | None = None
+    """Called with every message before it leaves, returns what is sent: `training/chaos.py` rehearses damage."""
     under_way: set[Exchange] = field(default_factory=set)
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dgt-sender"))
     """One thread, started when it is first needed: messages leave in the order they were posted."""
@@ -181,6 +215,15 @@ class Node:
         """A number for a new stream of messages; all ranks open theirs in the same order."""
         self.channels += 1
         return self.channels - 1
+
+    def stop_on_signals(self) -> None:
+        """From here on SIGTERM and SIGUSR1 ask all ranks to stop at one step, `optimizer.stop_now`."""
+
+        def ask(number: int, frame: object) -> None:
+            self.notices.stop_asked = number
+
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, ask)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Every rank's tensor, stacked: [size, ...]. Start-up and evaluations only."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dgt.algorithms.base import DecentralizedOptimizer
+from dgt.world import NEVER
 
 
 class AllReduce(DecentralizedOptimizer):
@@ -18,15 +19,22 @@ class AllReduce(DecentralizedOptimizer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._sum = self.flat.like()
+        self._message = torch.zeros(self.flat.values.numel() + 2).to(self.flat.values)
+        self._sum, self._asked = self._message[:-2], self._message[-2:]  # the gradient; stop and save notices
         self.flat.values.mul_(self.network.average_weight)
         self.network.node.sum(self.flat.values)
 
     @torch.no_grad()
     def update(self) -> None:
         node = self.network.node
+        notices = node.notices
         self.read_gradient(out=self._sum)
-        node.sum(self._sum.mul_(self.network.weight / node.size))
+        self.refuse_non_finite(float(self._sum.sum()))
+        self._sum.mul_(self.network.weight / node.size)
+        self._asked[0], self._asked[1] = notices.stop_at != NEVER, notices.save_at != NEVER
+        node.sum(self._message)
+        # everybody hears at once
+        notices.stop_at, notices.save_at = (self.iteration + 1 if asked else NEVER for asked in self._asked.tolist())
         # counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank
         buffer_bytes = self._sum.numel() * self._sum.element_size()
         self.transport.bytes_sent += 2 * (node.size - 1) * buffer_bytes // node.size

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from dgt.checks import ConfigError, check_range
+from dgt.checks import ConfigError, TrainingError, check_range
 from dgt.exchange.agreement import agree
 from dgt.exchange.flat import FlatParameters
 from dgt.exchange.network import Network
@@ -56,11 +57,28 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._announce()
         # no_grad is for the updates to enter, where they need it: it takes as long as a small model's arithmetic
         self.update()
         self.flat.write_parameters()
         self.iteration += 1
         return loss
+
+    def _announce(self) -> None:
+        """Tell the others what this rank was asked for: a stop or a checkpoint, when all have heard of it."""
+        notices = self.network.node.notices
+        if notices.stop_asked or notices.save_asked:
+            notices.announce(self.iteration + self.hearing_steps)
+
+    @property
+    def hearing_steps(self) -> int:
+        """Steps until everybody has heard what this node's next message says."""
+        return max(1, self.network.reach)
+
+    @property
+    def stop_now(self) -> bool:
+        """True on all ranks before the same step, once any of them was asked to stop by SIGTERM or SIGUSR1."""
+        return self.iteration >= self.network.node.notices.stop_at
 
     # torch wraps these only to keep its compiler from tracing them, and the wrapper imports that compiler: two
     # seconds of start-up on every rank. The plain methods do the same work.
@@ -74,10 +92,15 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What an exact continuation needs besides the model: groups, iteration and tracker."""
+        state = self.live_state()
+        saved = {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in state["dgt"].items()}
+        return state | {"dgt": saved}
+
+    def live_state(self) -> dict[str, Any]:
+        """The same without copies: it changes with the next step."""
         self.drain()
-        state = _plain(torch.optim.Optimizer.state_dict)(self)
-        tensors = {name: tensor.clone() for name, tensor in self.buffers().items()}
-        return state | {"dgt": {"algorithm": type(self).__name__, "iteration": self.iteration, **tensors}}
+        state: dict[str, Any] = _plain(torch.optim.Optimizer.state_dict)(self)
+        return state | {"dgt": {"algorithm": type(self).__name__, "iteration": self.iteration, **self.buffers()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` gave, on every rank its own; the model's parameters are loaded separately."""
@@ -120,6 +143,21 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
             return
         for group, part in zip(self.param_groups, self.flat.slices, strict=True):
             torch.add(start[part], direction[part], alpha=-scale * float(group["lr"]), out=out[part])
+
+    def refuse_non_finite(self, total: float) -> None:
+        """Raise before anything is sent, unless this sum over what is to be sent is finite."""
+        if math.isfinite(total):
+            return
+        gradient = self.flat.like()
+        self.read_gradient(out=gradient)
+        parts = {"the gradient": gradient, "a parameter": self.flat.values, **self.buffers()}
+        # the sum of large numbers may overflow though each of them is finite
+        what = next((name for name, part in parts.items() if not bool(torch.isfinite(part).all())), None)
+        if what is not None:
+            raise TrainingError(
+                f"node {self.network.node.rank}: {what} is not finite at iteration {self.iteration}, nothing of it was "
+                "sent; a smaller lr may help, if the data is sound"
+            )
 
     def tracking_error(self) -> torch.Tensor | None:
         """pi_i (y_i - G_i g_i) [parameters], which sums to zero over the nodes; None without a tracker."""

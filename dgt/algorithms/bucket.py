@@ -59,7 +59,8 @@ class LargeBucket:
         else:
             self._z = CompressedStream(network, transport, "parameters", like, 2, wire)
             self._y = CompressedStream(network, transport, "tracker", like, 1, wire)
-        cut = PIECE if like.device.type == "cpu" else like.numel()
+        self._on_cpu = like.device.type == "cpu"
+        cut = PIECE if self._on_cpu else like.numel()
         self._pieces = optimizer.flat.pieces(cut, part)
         self._views: dict[int, list[tuple[torch.Tensor, ...]]] = {}
         self._scratch = torch.empty(min(cut, like.numel()), dtype=like.dtype, device=like.device)
@@ -69,13 +70,16 @@ class LargeBucket:
         """y = G (g - B),  z = theta - alpha y,  B = W_ii B + (1 - W_ii) g."""
         self.take_parameters()
         self.take_tracker()
-        network = self._optimizer.network
+        network, total = self._optimizer.network, 0.0
         for piece, gradient, (y, z, rest, theta) in self._with_gradients(self._z.buffer, self._y.buffer):
             torch.sub(gradient, rest, out=y)
             if network.gradient_scale != 1:
                 y.mul_(network.gradient_scale)
             torch.lerp(rest, gradient.to(rest.dtype), 1 - network.row.own, out=rest)
             torch.add(theta, y, alpha=-self._lr(piece), out=z)
+            if self._on_cpu:
+                total += float(z.sum())  # while it is in the cache; z is finite only if theta, g and B are
+        self._optimizer.refuse_non_finite(total if self._on_cpu else float(self._z.buffer.sum()))
         self._z.post(iteration)
         self._iteration = iteration
 
@@ -101,10 +105,12 @@ class LargeBucket:
     def walk_alone(self) -> None:
         self.take_parameters()
         self.take_tracker()
-        scale = self._optimizer.network.gradient_scale
+        scale, total = self._optimizer.network.gradient_scale, torch.zeros((), device=self._theta.device)
         for piece, gradient, (_, _, rest, theta) in self._with_gradients(self._z.buffer, self._y.buffer):
             descent = torch.sub(gradient, rest, out=self._scratch[: rest.numel()])
+            total += descent.sum()
             theta.add_(descent, alpha=-scale * self._lr(piece))
+        self._optimizer.refuse_non_finite(float(total))
 
     def _with_gradients(
         self, z: torch.Tensor, y: torch.Tensor
@@ -167,6 +173,7 @@ class SmallBucket:
         if self._scale != 1:
             y *= self._scale
         self._descend(y, out=z)
+        self._optimizer.refuse_non_finite(float(z.sum()))
         pending = self._both.post(iteration)
         pending.shared()
         pending.complete()
@@ -208,6 +215,7 @@ class SmallBucket:
 
     def walk_alone(self) -> None:
         direction = self._scale * (self._read_gradient() - self._rest)
+        self._optimizer.refuse_non_finite(float(direction.sum()))
         self._descend(direction, out=direction)
         self._theta[:] = direction
 

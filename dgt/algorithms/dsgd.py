@@ -22,5 +22,6 @@ class DSGD(DecentralizedOptimizer):
         z = self._z.buffer
         self.read_gradient(out=z)
         self.descend(self.flat.values, z, out=z, scale=self.network.gradient_scale)
+        self.refuse_non_finite(float(z.sum()))
         self._z.post(self.iteration)
         self._z.mix(self.flat.values)

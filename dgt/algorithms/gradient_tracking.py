@@ -99,6 +99,11 @@ class GradientTracking(DecentralizedOptimizer):
         """Whether this step talks to the neighbours."""
         return (self.iteration + 1) % self.local_steps == 0
 
+    @property
+    def hearing_steps(self) -> int:
+        # during backward messages leave before the step that announces, and are taken in one step later
+        return super().hearing_steps * self.local_steps + 2 * self._hooked
+
     def start_buckets(self, number: int) -> None:
         """Begin the exchange of the first so many buckets, in order: everybody sends in the same one."""
         while self.started < number:

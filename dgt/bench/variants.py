@@ -10,6 +10,7 @@ import torch
 from dgt.algorithms import GradientTracking
 from dgt.bench.presets import Workload
 from dgt.exchange import shared
+from dgt.exchange.frames import Frame, Seal
 from dgt.exchange.network import Network
 from dgt.exchange.transport import Outbox, Transport
 
@@ -73,7 +74,16 @@ class Mirror(Transport):
         own.unlink()
         own.expect(0, 1)
         own.neighbours = {self.node.rank: own}
-        return Outbox(self, kind, self.node.open_channel(), like, own, dict.fromkeys(self.peers, own), inboxes=0)
+        outbox = Outbox(self, kind, self.node.open_channel(), like, own, dict.fromkeys(self.peers, own), inboxes=0)
+        outbox.seal = OwnSeal(self.node.rank, kind, like, self.node.notices, self.crc)
+        return outbox
+
+
+class OwnSeal(Seal):
+    """Checks what a neighbour would, on this rank's own messages."""
+
+    def check(self, frame: Frame, sender: int, number: int, iteration: int) -> None:
+        super().check(frame, self.node, number, iteration)
 
 
 class MirrorNetwork(Network):

@@ -48,6 +48,16 @@ def share_trouble(node: Node, trouble: str) -> None:
         raise SharedError(messages[troubled[0]] + where)
 
 
+def told_by_main(node: Node, text: str, most: int = 4096) -> str:
+    """Rank 0's text, on every rank."""
+    table = torch.zeros(most, dtype=torch.uint8)
+    said = text.encode()
+    if len(said) > most:
+        raise SharedError(f"{text[:60]}...: longer than {most} bytes")
+    table[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8) if said and node.is_main else 0
+    return bytes(node.sum(table).tolist()).rstrip(b"\0").decode()
+
+
 def _who_has_what(rows: list[bytes]) -> str:
     groups: dict[bytes, list[int]] = {}
     for rank, row in enumerate(rows):

@@ -33,6 +33,8 @@ class Network:
     weight          lambda_i
     average_weight  pi_i: the share of this node in the strategy's network average, 1/n or lambda_i/n
     transport       auto (memory where neighbours share it, else messages) or messages
+    crc             also check the content of every message, not only its head
+    reach           exchanges after which everybody has heard what this node tells its neighbours
     """
 
     def __init__(
@@ -43,27 +45,31 @@ class Network:
         strategy: str = "II",
         laziness: float = 0.3,
         transport: str = "auto",
+        crc: bool = False,
     ) -> None:
         check_choice("transport", transport, TRANSPORTS)
         check_range("laziness", laziness, 0, 1, open_low=True, open_high=True)
         graph, weights = mixing.checked(graph, weights, node.size)
         share = mixing.node_share(node.rank, graph, weights, strategy)
-        agree(node, network_facts(graph, weights, strategy, laziness))
+        self.facts = network_facts(graph, weights, strategy, laziness)
+        agree(node, self.facts | {"crc": str(crc)})
         self.node = node
-        self.transport = transport
+        self.transport, self.crc = transport, crc
+        self.reach = max(nx.single_source_shortest_path_length(graph, node.rank).values())
         self.strategy = strategy
         self.neighbours = share.neighbours
         self.weight = share.weight
         self.gradient_scale = share.gradient_scale
         self.average_weight = share.average_weight
         self._transports: list[Transport] = []
+        self.bytes_before = 0
         self._model: torch.nn.Module | None = None
         self.before_reading: list[Callable[[], None]] = []  # brings parameters up to date that are still on their way
         self.row = handshake(self.open_transport(), share.mixing_weight, laziness)
 
     def open_transport(self) -> Transport:
         """A way to exchange buffers with the neighbours, apart from all others."""
-        self._transports.append(Transport(self.node, self.neighbours, self.transport))
+        self._transports.append(Transport(self.node, self.neighbours, self.transport, self.crc))
         return self._transports[-1]
 
     @contextlib.contextmanager
@@ -93,7 +99,8 @@ class Network:
 
     @property
     def bytes_sent(self) -> int:
-        return sum(transport.bytes_sent for transport in self._transports)
+        """Payload of all messages so far; in a run that was resumed, those before it too."""
+        return self.bytes_before + sum(transport.bytes_sent for transport in self._transports)
 
 
 def handshake(transport: Transport, own_weight: float, laziness: float) -> MixingRow:

@@ -1,8 +1,8 @@
 """Shared memory between ranks of one host: a rank publishes a message once, its neighbours read it in place.
 
-A board is one file in memory: a header, then the message twice, for even and odd steps. Whoever publishes a step signs
-on every neighbour's board, and the last to sign rings that neighbour's bell (a futex): a rank sleeps at most once
-per step, whatever its degree, no core is kept busy, and a step costs one system call per edge at most.
+A board is one file in memory: a header, then a framed message twice, for even and odd steps. Whoever publishes a step
+signs on every neighbour's board, and the last to sign rings that neighbour's bell (a futex): a rank sleeps at most
+once per step, whatever its degree, no core is kept busy, and a step costs one system call per edge at most.
 
 Two buffers need no acknowledgement, because neighbours on a symmetric graph never drift further apart: i overwrites its
 message of step t at step t+2, which it starts only after reading j's step t+1, and j publishes step t+1 only
@@ -30,6 +30,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
+from dgt.exchange.frames import Frame, frame_bytes
 
 MEMORY = Path("/dev/shm")
 PREFIX = "dgt-"
@@ -65,17 +67,18 @@ class Board:
     def __init__(self, file: int, like: torch.Tensor) -> None:
         self._file = file
         weakref.finalize(self, os.close, file)
-        size = like.numel() * like.element_size()
+        size = frame_bytes(like)
         self._map = mmap.mmap(file, HEADER + 2 * _padded(size))
         self._header = memoryview(self._map)
         self._words = np.frombuffer(self._map, dtype=np.uint32, count=HEADER // 4)
         self._bell = self._words.ctypes.data + BELL
-        self.buffers = [
-            torch.frombuffer(
-                self._map, dtype=like.dtype, count=like.numel(), offset=HEADER + turn * _padded(size)
-            ).view_as(like)
+        self.frames = [
+            Frame(
+                torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=HEADER + turn * _padded(size)), like
+            )
             for turn in (0, 1)
         ]
+        self.buffers = [frame.payload for frame in self.frames]
 
     def has(self, step: int) -> bool:
         """Whether its owner has published this step."""
@@ -166,7 +169,7 @@ def create(like: torch.Tensor) -> OwnBoard | None:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             # all pages now: a full /dev/shm would otherwise end the process with SIGBUS at the first write
-            os.posix_fallocate(file, 0, HEADER + 2 * _padded(like.numel() * like.element_size()))
+            os.posix_fallocate(file, 0, HEADER + 2 * _padded(frame_bytes(like)))
         except OSError:
             path.unlink()
             os.close(file)
@@ -182,7 +185,7 @@ def look(path: Path, token: bytes, like: torch.Tensor) -> Board | None:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
-    if os.fstat(file).st_size != HEADER + 2 * _padded(like.numel() * like.element_size()):
+    if os.fstat(file).st_size != HEADER + 2 * _padded(frame_bytes(like)):
         os.close(file)
         return None
     if os.pread(file, TOKEN, 0) != token:

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from dgt.exchange import shared
-from dgt.world import Node, PeerError, absence
+from dgt.exchange.frames import Frame, Seal, frame_bytes, layout
+from dgt.world import Node, PeerError, WireError, absence
 
 CHANNELS = 2**14
 # gloo copies as much of a message as fits into the socket before it returns: large ones would keep the caller waiting
@@ -45,8 +46,8 @@ class Transport:
     Each outbox is a channel of its own: two optimizers, or two networks, never take each other's messages.
     """
 
-    def __init__(self, node: Node, peers: Sequence[int], way: str = "auto") -> None:
-        self.node = node
+    def __init__(self, node: Node, peers: Sequence[int], way: str = "auto", crc: bool = False) -> None:
+        self.node, self.crc = node, crc
         self.peers = sorted(peers)
         self._channel = node.open_channel()
         self.bytes_sent = 0
@@ -58,7 +59,7 @@ class Transport:
         """A place for messages of this kind and shape; all neighbours open theirs in the same order."""
         possible = like.device.type == "cpu" and 0 < len(self.peers) <= shared.MOST_NEIGHBOURS
         own = shared.create(like) if self._share_memory and possible else None
-        boards = self._meet(own, like)
+        boards = self._meet(own, like, layout(kind, like))
         return Outbox(self, kind, self.node.open_channel(), like, own if boards else None, boards, inboxes)
 
     def exchange(self, kind: str, step: int, message: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -71,15 +72,18 @@ class Transport:
         pending.finish()
         return theirs
 
-    def _meet(self, own: shared.OwnBoard | None, like: torch.Tensor) -> dict[int, shared.Board]:
+    def _meet(self, own: shared.OwnBoard | None, like: torch.Tensor, laid_out: bytes) -> dict[int, shared.Board]:
         """Boards of those neighbours that can read ours and whose we can read; over messages, before the first step."""
+        text = laid_out + (own.token + str(own.path).encode() if own is not None else b"")
         card = torch.zeros(256, dtype=torch.uint8)
-        if own is not None:
-            text = own.token + str(own.path).encode()
-            card[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        card[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         boards = {}
         for peer, theirs in self._greet(card).items():
-            text = bytes(theirs.tolist()).rstrip(b"\0")
+            text = bytes(theirs.tolist())
+            # gloo ends the process when a message is longer than expected, so this comes before the first
+            if text[: len(laid_out)] != laid_out:
+                raise WireError(f"node {self.node.rank}: neighbour {peer} lays its messages out in another way")
+            text = text[len(laid_out) :].rstrip(b"\0")
             board = shared.look(Path(text[shared.TOKEN :].decode()), text[: shared.TOKEN], like) if text else None
             if own is not None and board is not None:
                 boards[peer] = board
@@ -124,18 +128,18 @@ class Outbox:
         self.board, self.boards = board, boards
         self.others = [peer for peer in transport.peers if peer not in boards]
         self.uses_nccl = self.node.backend == "nccl" and like.is_cuda
-        self.buffers = board.buffers if board is not None else [torch.empty_like(like)]
+        self.seal = Seal(self.node.rank, kind, like, self.node.notices, transport.crc)
+        self.frames = board.frames if board is not None else [_frame(like, like.device)]
+        self.buffers = [frame.payload for frame in self.frames]
         # gloo moves host memory only: CUDA buffers go through pinned copies
-        self._staged = self._empty_like(like) if like.is_cuda and not self.uses_nccl and self.others else None
+        staged = like.is_cuda and not self.uses_nccl
+        near = torch.device("cpu") if staged else like.device
+        self._staged = _frame(like, near, pin=True) if staged and self.others else None
         number = len(self.others) if self.uses_nccl else min(inboxes, len(self.others))
-        self.inboxes = [self._empty_like(like) for _ in range(number)]
+        self._inboxes = [_frame(like, near, pin=staged) for _ in range(number)]
+        self.inboxes = len(self._inboxes)
         self._bytes = len(transport.peers) * like.numel() * like.element_size()
         self._posted = first  # messages are told apart by this number, whatever iteration their sender is at
-
-    def _empty_like(self, like: torch.Tensor) -> torch.Tensor:
-        if self.uses_nccl or not like.is_cuda:
-            return torch.empty_like(like)
-        return torch.empty_like(like, device="cpu", pin_memory=True)
 
     @property
     def turn(self) -> int:
@@ -154,25 +158,36 @@ class Outbox:
 
     def theirs(self, turn: int) -> list[torch.Tensor]:
         """The neighbours' messages in that order, where every other neighbour has an inbox of its own."""
-        return [*(board.buffers[turn] for board in self.boards.values()), *self.inboxes]
+        return [*(board.buffers[turn] for board in self.boards.values()), *(inbox.payload for inbox in self._inboxes)]
+
+    def inbox(self, number: int) -> Frame:
+        """Where the message of the so-manyth of the other neighbours comes in."""
+        return self._inboxes[number % len(self._inboxes)]
 
     def post(self, step: int) -> Pending:
         """Start sending to all neighbours; the message must not change before `Pending.finish`."""
-        number, message = self._posted, self.buffer
+        number, frame = self._posted, self.frames[self.turn]
         self._posted += 1
+        if self._staged is not None:
+            self._staged.payload.copy_(frame.payload)
+            frame = self._staged
+        self.seal.write(frame, number, step)
+        raw = frame.raw if self.node.tamper is None else self.node.tamper(self.kind, frame, step)
         if self.board is not None:
             self.board.publish(number)
-        if self._staged is not None:
-            message = self._staged.copy_(message)
         pending = Pending(self, number, step)
         if self.uses_nccl:
-            pending.start_batch(message)
+            pending.start_batch(raw)
         elif self.others:
-            pending.start_tagged(message)
+            pending.start_tagged(raw)
         if self.others:
             self.node.under_way.add(pending)
         self.transport.bytes_sent += self._bytes
         return pending
+
+
+def _frame(like: torch.Tensor, device: torch.device, pin: bool = False) -> Frame:
+    return Frame(torch.zeros(frame_bytes(like), dtype=torch.uint8, device=device, pin_memory=pin), like)
 
 
 class Pending:
@@ -202,7 +217,7 @@ class Pending:
         # a tag per message and channel: a stale or early message cannot be taken for this one
         outbox = self._outbox
         self._tag = (self._number % 2**16) * CHANNELS + outbox.channel
-        for _ in outbox.inboxes:
+        for _ in range(outbox.inboxes):
             self._receive_next()
         self._sends = [self._send(message, peer) for peer in outbox.others]
 
@@ -216,12 +231,12 @@ class Pending:
         """Ask for the next neighbour's message, as soon as an inbox is free."""
         number = len(self._receives)
         if number < len(self._outbox.others):
-            inbox = self._outbox.inboxes[number % len(self._outbox.inboxes)]
+            inbox = self._outbox.inbox(number).raw
             self._receives.append(self._node.control.recv([inbox], self._outbox.others[number], self._tag))
 
     def start_batch(self, message: torch.Tensor) -> None:
         outbox, group = self._outbox, self._node.data
-        theirs = dict(zip(outbox.others, outbox.inboxes, strict=True))
+        theirs = {peer: outbox.inbox(number).raw for number, peer in enumerate(outbox.others)}
         if theirs:
             batch = [
                 dist.P2POp(dist.isend, message, peer, group)
@@ -243,6 +258,8 @@ class Pending:
             raise self._absent(trouble[0], RuntimeError(trouble[1]))
         outbox.transport.wait_seconds += time.monotonic() - since
         turn = self._number % 2
+        for peer, board in outbox.boards.items():
+            outbox.seal.check(board.frames[turn], peer, self._number, self._step)
         return [(peer, board.buffers[turn]) for peer, board in outbox.boards.items()]
 
     def messages(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -256,7 +273,9 @@ class Pending:
         for number, peer in enumerate(outbox.others if not self._collected else []):
             if self._receives:
                 self._wait(self._receives[number], peer, deadline)
-            yield peer, outbox.inboxes[number % len(outbox.inboxes)]
+            inbox = outbox.inbox(number)
+            outbox.seal.check(inbox, peer, self._number, self._step)
+            yield peer, inbox.payload
             if self._receives:
                 self._receive_next()
         self._collected = True

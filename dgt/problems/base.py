@@ -58,12 +58,22 @@ class Problem(abc.ABC):
     uses_autograd: bool = True
     """Whether the gradient comes from a forward and backward pass of `model`."""
 
+    smoothness: float | None = None
+    """beta, the largest curvature of any node's loss, where it is known: messages about step sizes use it."""
+
     @abc.abstractmethod
     def backward(self, iteration: int) -> float | None:
         """Leave the stochastic gradient of F_i in the parameters' `.grad`, which is empty before; return the loss.
 
         The network's mean of the returned losses since the last evaluation is reported as `loss`.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What an exact continuation needs besides the model and the iteration: tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Take over what `state_dict` gave."""
 
     def parameters(self) -> Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]:
         """Parameters or parameter groups, as for any torch optimizer."""

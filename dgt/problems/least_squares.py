@@ -125,6 +125,7 @@ class LeastSquaresProblem(Problem):
         self.local = LeastSquares(config, seeds, range(node, node + 1))
         self.optimum = LeastSquares(config, seeds, range(weights.size)).optimum(weights)
         self.copies = len(seeds)
+        self.smoothness = config.curvature_max + config.regularization
         start = torch.from_numpy(self.local.start[0]).to(dtype=dtype, device=device)
         self.theta = torch.nn.Parameter(start)
         self.model: torch.nn.Module = torch.nn.ParameterDict({"theta": self.theta})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from dgt.config import Config
+from dgt.exchange.agreement import told_by_main
 from dgt.training.logger import RunLogger
 from dgt.training.setup import network_of
-from dgt.training.trainer import train
+from dgt.training.trainer import Stopped, train_safely
 from dgt.world import Node
 
 
@@ -18,8 +20,14 @@ class TrainJob:
     config: Config
     show: str = "text"
 
-    def run(self, node: Node) -> None:
-        weights, graph = network_of(self.config, node.placement)
-        logger = RunLogger(self.config, node.size, speaks=node.is_main)
-        train(self.config, node, weights, graph, logger.record)
+    def run(self, node: Node) -> Stopped | None:
+        # rank 0 claimed the directory
+        config = dataclasses.replace(self.config, run_dir=told_by_main(node, self.config.run_dir or ""))
+        weights, graph = network_of(config, node.placement)
+        logger = RunLogger(config, node.size, speaks=node.is_main)
+        stopped = train_safely(config, node, weights, graph, logger)
+        if stopped is not None:
+            logger.close()
+            return stopped
         logger.finish(self.show)
+        return None

@@ -33,11 +33,20 @@ EVALUATION_LIMIT = 0.5  # above this share of the time, say how to spend less
 def claim_run_dir(config: Config) -> str:
     """The directory of a training run; the default is runs/<time>-<problem>-<weights>-<topology>-<strategy>."""
     names = [config.problem.name, config.weights.name, config.topology.name, config.strategy.name]
-    return claim(config.run_dir, "-".join(names + [config.algorithm.name] * (config.algorithm.name != DEFAULT)))
+    label = "-".join(names + [config.algorithm.name] * (config.algorithm.name != DEFAULT))
+    return claim(config.run_dir, label, go_on=config.resume == "auto" or _is_own(config.resume, config.run_dir))
 
 
-def claim(run_dir: str | None, label: str) -> str:
-    """Make a directory for results and return it; finished ones are never written over.
+def _is_own(resume: str, run_dir: str | None) -> bool:
+    """Whether a run is resumed in its own directory."""
+    if resume == "none" or run_dir is None:
+        return False
+    source = Path(resume).resolve()
+    return Path(run_dir).resolve() in (source, source.parent, source.parent.parent)
+
+
+def claim(run_dir: str | None, label: str, go_on: bool = False) -> str:
+    """Make a directory for results and return it; one that holds results is written to only to go on with them.
 
     The default is runs/<time>-<label>, with a counter if that is taken.
     """
@@ -52,8 +61,8 @@ def claim(run_dir: str | None, label: str) -> str:
                 if run_dir is not None:
                     raise
                 path = default.with_name(f"{default.name}-{counter}")
-        if any((path / result).exists() for result in RESULTS):
-            raise ConfigError(f"run_dir={path}: already holds a run; choose another directory or remove it")
+        if not go_on and any((path / result).exists() for result in RESULTS):
+            raise ConfigError(f"run_dir={path}: already holds a run; choose another directory, or resume=auto")
         probe = path / ".writable"
         probe.touch()
         probe.unlink()
@@ -80,11 +89,14 @@ def in_words(values: Mapping[str, float]) -> str:
 class Progress:
     """A bar on a terminal, a few plain lines elsewhere, nothing on ranks that do not speak; on standard error."""
 
-    def __init__(self, total: int, label: str, speaks: bool = True, lines: int = 10, unit: str = "iteration") -> None:
-        self._bar = tqdm(total=total, desc=label, unit="it", leave=False) if speaks and sys.stderr.isatty() else None
+    def __init__(
+        self, total: int, label: str, speaks: bool = True, lines: int = 10, unit: str = "iteration", first: int = 0
+    ) -> None:
+        shows_bar = speaks and sys.stderr.isatty()
+        self._bar = tqdm(total=total, desc=label, unit="it", leave=False, initial=first) if shows_bar else None
         self._speaks, self._label, self._total, self._unit = speaks, label, total, unit
         self._every = max(total / lines, 1.0)
-        self._next_line = 0.0 if lines > 1 else self._every
+        self._next_line = float(first) if lines > 1 else self._every
 
     def update(self, done: int, values: Mapping[str, float]) -> None:
         text = in_words(values)
@@ -109,18 +121,27 @@ class RunLogger:
         self._records: list[dict[str, Any]] = []
         self._board: Any = None
         self._started = time.time()
-        if not speaks:
+
+    def start(self, first: int, history: Path | None = None) -> None:
+        """Open the files; a run that goes on from iteration `first` keeps what was measured up to there."""
+        if not self._speaks:
             return
+        config = self._config
         assert config.run_dir, "decided before the ranks start"
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.yaml").write_text(yaml.safe_dump(config.to_dict(), sort_keys=False), encoding="utf-8")
-        self._file = (self.path / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
+        metrics = self.path / "metrics.jsonl"
+        self._records = records_until(first, metrics if metrics.exists() or history is None else history)
+        draft = self.path / "metrics.jsonl.part"
+        draft.write_text("".join(json.dumps(record) + "\n" for record in self._records), encoding="utf-8")
+        draft.replace(metrics)
+        self._file = metrics.open("a", encoding="utf-8", buffering=1)
         if config.logger.name == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self.path / "tensorboard"))
+            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=first + 1 if first else None)
         label = f"{config.weights.name} {config.topology.name} {config.strategy.name}"
-        self._progress = Progress(config.iterations, label)
+        self._progress = Progress(config.iterations, label, first=first)
 
     def record(self, iteration: int, metrics: Metrics) -> None:
         if not self._speaks:
@@ -135,14 +156,20 @@ class RunLogger:
                 self._board.add_scalar(name, value, iteration)
         self._progress.update(iteration, values)
 
-    def finish(self, show: str = "text") -> None:
-        """Close the files, write summary.json, and show it as text, json or nothing."""
+    def close(self) -> None:
+        """Close the files of a run that is to go on later."""
         if not self._speaks:
             return
         self._progress.close()
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+    def finish(self, show: str = "text") -> None:
+        """Close the files, write summary.json, and show it as text, json or nothing."""
+        self.close()
+        if not self._speaks:
+            return
         config = self._config
         summary = {
             "run_dir": str(self.path),
@@ -171,6 +198,17 @@ class RunLogger:
         if share > EVALUATION_LIMIT and hasattr(config.problem, "test_samples"):
             hint = "a larger eval_every or fewer problem.test_samples is quicker"
             print(f"evaluations took {share:.0%} of the time; {hint}", file=sys.stderr, flush=True)
+
+
+def records_until(iteration: int, path: Path) -> list[dict[str, Any]]:
+    """What was measured up to that iteration; half a line at the end of a run that crashed is left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if iteration and path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return [record for record in found if record["iteration"] <= iteration]
 
 
 def last_fifth(records: list[dict[str, Any]]) -> dict[str, float]:

@@ -5,6 +5,7 @@
     consensus            sqrt(1/n sum_i lambda_i |theta_i - average|^2)
     tracking_residual    |sum_i pi_i (y_i - G_i g_i)|: zero but for rounding, unless a message was lost or stale
 
+`average_norm` and `tracking_scale`, sum_i |pi_i (y_i - G_i g_i)|, say what is large and what is rounding (`health.py`).
 `average` is the strategy's own: sum_i pi_i theta_i with pi = 1/n (I) or lambda/n (II).
 Small models are gathered on rank 0, where the sums are taken: one hop, and nobody waits. Large ones are summed
 across the ranks piece by piece, so that no rank ever holds the parameters of another.
@@ -43,10 +44,10 @@ def evaluate(
     share = network.weight / node.size
     mine = {name: np.asarray(value, dtype=np.float64) for name, value in {**(extra or {}), **problem.measure()}.items()}
     weighted = [share * values.ravel() for values in mine.values()]
-    small = torch.from_numpy(np.concatenate([*weighted, [float(network.bytes_sent)]]))
-
     theta = optimizer.flat.values.view(copies, -1)
     error = optimizer.tracking_error() if optimizer.iteration else None
+    scale = [] if error is None else error.view(copies, -1).norm(dim=-1).double().tolist()
+    small = torch.from_numpy(np.concatenate([*weighted, [float(network.bytes_sent)], scale]))
     vectors = [theta * network.average_weight, *([] if error is None else [error.view(copies, -1)])]
     put_together = _gathered if (len(vectors) + 1) * theta.numel() * 8 <= gather_bytes else _summed
     totals, average, squares = put_together(node, small, vectors, theta, share)
@@ -59,8 +60,10 @@ def evaluate(
     metrics = problem.summarise(means, average.numpy())
     metrics |= {name: np.full(copies, value) for name, value in of_average.items()}
     metrics["consensus"] = squares[0].sqrt().numpy()
+    metrics["average_norm"] = np.linalg.norm(average.numpy(), axis=-1)
     if error is not None:
         metrics["tracking_residual"] = squares[1].sqrt().numpy()
+        metrics["tracking_scale"] = pieces[-1][1:]
     metrics["bytes_sent"] = np.full(copies, pieces[-1][0])
     return metrics
 

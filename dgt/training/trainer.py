@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import time
+import signal
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
 
-from dgt import algorithms, problems
-from dgt.checks import ConfigError
 from dgt.config import Config
-from dgt.exchange.agreement import agree
-from dgt.exchange.buffers import MixedBuffers
-from dgt.exchange.network import Network
 from dgt.network.weights import Weights
 from dgt.problems import Problem
+from dgt.training import saving
+from dgt.training.chaos import Chaos
+from dgt.training.health import Health
+from dgt.training.logger import RunLogger
 from dgt.training.metrics import Metrics, evaluate
-from dgt.world import Node, cache_dir
+from dgt.training.saving import Saver
+from dgt.training.session import Session
+from dgt.world import Node
 
 Record = Callable[[int, Metrics], None]
-LOCAL_KEYS = ("root",)  # hosts may keep their data in different places
 
 
-class TrainingError(RuntimeError):
-    """The run cannot go on; said by the rank that finds out."""
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The run was asked to stop, and did so at the same iteration on all ranks."""
+
+    iteration: int
+    signal: int
+    saved: bool
+    run_dir: str
+
+    def __str__(self) -> str:
+        rest = f"resume=auto run_dir={self.run_dir} continues" if self.saved else "no checkpoint could be written"
+        return f"stopped by {signal.Signals(self.signal).name} at iteration {self.iteration}; {rest}"
 
 
 def train(
@@ -41,33 +51,43 @@ def train(
 
     Several seeds are trained side by side in one model: the same graph and messages, independent numbers.
     """
-    seeds = [config.seed] if seeds is None else list(seeds)
-    agree(node, run_facts(config, seeds))
-    network = Network(node, graph, weights, config.strategy.name, config.laziness, config.transport)
-    problem = problems.from_config(config, weights, node.rank, seeds, node.device, cache_dir())
-    if config.bucket_mb and not problem.uses_autograd:
-        raise ConfigError(
-            f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"
-        )
-    optimizer = algorithms.from_config(config, problem.parameters(), problem.model, network)
-    buffers = MixedBuffers(problem.model, network) if problem.mixes_buffers else None
-    clock, losses = Clock(), IntervalLoss(node.rank)
-    for iteration in range(config.iterations + 1):
-        if _is_due(iteration, config, problem):
+    session = Session(config, node, weights, graph, [config.seed] if seeds is None else list(seeds))
+    run(session, record, Health(session), first=0)
+    session.optimizer.drain()
+
+
+def run(
+    session: Session,
+    record: Record,
+    health: Health,
+    first: int,
+    saver: Saver | None = None,
+    chaos: Chaos | None = None,
+) -> int | None:
+    """From iteration `first` to the last; returns the iteration at which all ranks were asked to stop, if they were."""
+    config, optimizer, clock = session.config, session.optimizer, session.clock
+    for iteration in range(first, config.iterations + 1):
+        # the evaluation of a checkpoint's iteration came before it
+        if _is_due(iteration, config, session.problem) and (iteration > first or first == 0):
             clock.evaluating()
-            metrics = evaluate(problem, optimizer, losses.take())
+            metrics = evaluate(session.problem, optimizer, session.losses.take())
             clock.resume()
             if metrics is not None:
-                _refuse_divergence(metrics.get("loss"), iteration, config.lr)
                 times = {"seconds": clock.training, "evaluation_share": clock.evaluation_share}
-                record(iteration, metrics | {name: np.full(problem.copies, value) for name, value in times.items()})
+                metrics |= {name: np.full(session.problem.copies, value) for name, value in times.items()}
+                health.look(iteration, metrics)
+                record(iteration, metrics)
+        if saver is not None:
+            if optimizer.stop_now:
+                return iteration
+            if saver.is_due(iteration):
+                saver.save(iteration)
+            saver.ask_if_late()
         if iteration < config.iterations:
-            optimizer.zero_grad()
-            losses.add(problem.backward(iteration), iteration)
-            optimizer.step()
-            if buffers is not None:
-                buffers.mix()
-    optimizer.drain()
+            if chaos is not None:
+                chaos.strike(iteration, session)
+            session.step(iteration)
+    return None
 
 
 def _is_due(iteration: int, config: Config, problem: Problem) -> bool:
@@ -76,65 +96,27 @@ def _is_due(iteration: int, config: Config, problem: Problem) -> bool:
     return iteration % config.eval_every == 0
 
 
-class IntervalLoss:
-    """Mean of a node's losses since the last evaluation; a loss that is not a number ends the run."""
+def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, logger: RunLogger) -> Stopped | None:
+    """As `train`, with checkpoints in `config.run_dir`: resume if asked to, save when due, stop when asked to."""
 
-    def __init__(self, node: int) -> None:
-        self._node = node
-        self._losses: list[float] = []
+    def say(words: str) -> None:
+        print(f"dgt: {words}", file=sys.stderr, flush=True)
 
-    def add(self, loss: float | None, iteration: int) -> None:
-        if loss is None:
-            return
-        if not math.isfinite(loss):
-            raise TrainingError(
-                f"node {self._node}: the loss is {loss} at iteration {iteration}; "
-                "a smaller lr may help, if the data is sound"
-            )
-        self._losses.append(loss)
-
-    def take(self) -> dict[str, float]:
-        losses, self._losses = self._losses, []
-        return {"loss": math.fsum(losses) / len(losses)} if losses else {}
-
-
-class Clock:
-    """Seconds spent training and evaluating."""
-
-    def __init__(self) -> None:
-        self.training = self.evaluation = 0.0
-        self._since = time.perf_counter()
-
-    def evaluating(self) -> None:
-        self.training += self._lap()
-
-    def resume(self) -> None:
-        self.evaluation += self._lap()
-
-    @property
-    def evaluation_share(self) -> float:
-        return self.evaluation / (self.training + self.evaluation)
-
-    def _lap(self) -> float:
-        before, self._since = self._since, time.perf_counter()
-        return self._since - before
+    session = Session(config, node, weights, graph, [config.seed])
+    first, history = saving.resume(session, say if node.is_main else _silently)
+    logger.start(first, history)
+    chaos, saver = Chaos(config, node), None
+    if config.checkpoint.keep_last:
+        saver = Saver(session, say, chaos.phase)
+        node.stop_on_signals()
+    stopped_at = run(session, logger.record, Health(session), first, saver, chaos)
+    session.optimizer.drain()
+    if saver is not None:
+        saved = saver.save_now(config.iterations if stopped_at is None else stopped_at)
+        if stopped_at is not None:
+            return Stopped(stopped_at, node.notices.stop_asked or signal.SIGTERM, saved, str(config.run_dir))
+    return None
 
 
-def run_facts(config: Config, seeds: Sequence[int]) -> dict[str, str]:
-    """What all ranks must have been started with alike, besides the network itself."""
-    problem = dataclasses.asdict(config.problem)
-    return {
-        "seed": ", ".join(map(str, seeds)),
-        "algorithm": config.algorithm.name,
-        "lr": repr(config.lr),
-        "iterations": f"{config.iterations}, evaluated every {config.eval_every}",
-        "dtype": config.dtype,
-        "transport": config.transport,
-        "overlap": f"{config.overlap}",
-        **{f"problem.{name}": str(value) for name, value in problem.items() if name not in LOCAL_KEYS},
-    }
-
-
-def _refuse_divergence(loss: np.ndarray | None, iteration: int, lr: float) -> None:
-    if loss is not None and not np.isfinite(loss).all():
-        raise TrainingError(f"the loss is not finite at iteration {iteration}: lr={lr:g} is too large for this problem")
+def _silently(words: str) -> None:
+    """Rank 0 has said it."""

@@ -1,0 +1,88 @@
+"""Alarms: what a run must not do silently. Rank 0 looks at the network's metrics at every evaluation.
+
+tracking residual  |sum_i pi_i (y_i - G_i g_i)|: rounding explains about eps sqrt(t) of the size of the trackers
+consensus          nodes further apart than the model is large
+loss               an explosion long before it stops being a number
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dgt.checks import TrainingError
+from dgt.network.theory import largest_step
+
+if TYPE_CHECKING:
+    from dgt.training.metrics import Metrics
+    from dgt.training.session import Session
+
+ROUNDINGS = 200  # what is tolerated, in multiples of eps sqrt(t) of the size of what is tracked
+APART = 100.0  # how many times the model's own size nodes may lie apart
+EXPLOSION = 1e4  # how many times its first value the loss may reach
+
+
+class Health:
+    """Raises `TrainingError` with the likely cause."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._largest_scale: np.ndarray | float = 0.0
+        self._first_loss: np.ndarray | None = None
+        self._first_consensus: np.ndarray | None = None
+
+    def look(self, iteration: int, metrics: Metrics) -> None:
+        """Rank 0 calls it with everything that was measured; `tracking_scale` and `average_norm` are taken out."""
+        scale, norm = metrics.pop("tracking_scale", None), metrics.pop("average_norm")
+        self._loss(iteration, metrics.get("loss"))
+        self._consensus(iteration, metrics["consensus"], norm)
+        if scale is not None:
+            self._residual(iteration, metrics["tracking_residual"], scale)
+
+    def _loss(self, iteration: int, loss: np.ndarray | None) -> None:
+        if loss is None:
+            return
+        if self._first_loss is None:
+            self._first_loss = np.abs(loss)
+        if not np.isfinite(loss).all():
+            raise TrainingError(f"the loss is not finite at iteration {iteration}: {self._too_large()}")
+        if (loss > EXPLOSION * np.maximum(self._first_loss, 1.0)).any():
+            raise TrainingError(
+                f"the loss is {loss.max():.3g} at iteration {iteration}, it was {self._first_loss.max():.3g}: "
+                f"{self._too_large()}"
+            )
+
+    def _too_large(self) -> str:
+        config, session = self._session.config, self._session
+        words = f"lr={config.lr:g} is too large for this problem"
+        smoothness = session.problem.smoothness
+        if smoothness is None:
+            return f"{words}; theory asks for at most 1/beta, beta the largest curvature of the loss"
+        most = largest_step(session.graph, session.weights, config.strategy.name, config.laziness, smoothness)
+        return (
+            f"{words}; theory: below 1/beta = {1 / smoothness:.3g} to descend at all (beta = {smoothness:.4g}), "
+            f"at most {most:.2g} for the guarantee on this network"
+        )
+
+    def _consensus(self, iteration: int, consensus: np.ndarray, norm: np.ndarray) -> None:
+        if self._first_consensus is None:
+            self._first_consensus = consensus
+        if (consensus > APART * (norm + self._first_consensus + 1.0)).any():
+            raise TrainingError(
+                f"the nodes are drifting apart at iteration {iteration}: consensus {consensus.max():.3g}, the model's "
+                f"own size {norm.max():.3g}; {self._too_large()}"
+            )
+
+    def _residual(self, iteration: int, residual: np.ndarray, scale: np.ndarray) -> None:
+        self._largest_scale = np.maximum(self._largest_scale, scale)
+        eps = torch.finfo(self._session.optimizer.flat.values.dtype).eps
+        rounding = eps * math.sqrt(iteration + 1) * self._largest_scale
+        if (residual > ROUNDINGS * rounding).any():
+            raise TrainingError(
+                f"the trackers no longer track at iteration {iteration}: residual {residual.max():.3g}, rounding "
+                f"explains {float(np.max(rounding)):.1g}. A node lost its last gradient or went back to an older state alone; "
+                "start all nodes from one checkpoint, resume=auto"
+            )
