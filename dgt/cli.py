@@ -88,6 +88,10 @@ def prepared(config: Config, show: str) -> TrainJob:
     here = world.placement()
     weights, _ = network_of(config, here)
     problems.check(config, weights)
+    if config.on_peer_loss == "continue" and here.launcher == "torchrun":
+        raise ConfigError(
+            "on_peer_loss=continue: torchrun ends all ranks when one is lost; use dgt train alone, or srun"
+        )
     if here.local_rank == 0:  # once per host; the others would only wait, or fail, one after the other
         problems.fetch(config, world.cache_dir(), _tell)
     if here.rank == 0:

@@ -30,7 +30,7 @@ TRANSPORTS = ("auto", "messages")
 WIRES = ("full", "bfloat16", "float16")
 DTYPES = ("auto", "float64", "float32")
 ON_PEER_LOSS = ("stop", "continue")
-FAULTS = ("none", "kill", "term", "pause", "delay", "corrupt", "nan", "forget", "rollback", "disk_full")
+FAULTS = ("none", "kill", "term", "pause", "delay", "corrupt", "not_a_number", "forget", "rollback", "disk_full")
 PHASES = ("step", "copy", "write", "rename", "commit", "prune")
 DAMAGES = ("flip", "stale", "swap", "short", "dtype")
 

@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import json
 import logging
+import multiprocessing
+import multiprocessing.connection
 import os
 import runpy
 import select
@@ -23,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -64,13 +66,15 @@ class JoinOptions:
     backend: str = "auto"
     device: str = "auto"
     timeout: float = 60.0
+    lenient: bool = False
+    """Whether the other ranks may go on when one is lost."""
 
     @classmethod
     def from_config(cls, config: Config) -> JoinOptions:
         # ten numbers are not worth a GPU: least squares goes there only when asked
         small = isinstance(config.problem, LeastSquaresConfig)
         device = "cpu" if config.device == "auto" and small else config.device
-        return cls(config.backend, device, config.timeout)
+        return cls(config.backend, device, config.timeout, config.on_peer_loss == "continue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class Script:
 def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int, Any]:
     """Start `nodes` ranks on this host, run the job on each, return what each returned."""
     with _signals_kept(), tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
+        if options.lenient:
+            return _start_leniently(job, nodes, options, meeting)
         launch = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -104,7 +110,8 @@ def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int
             with forward:
                 return elastic_launch(launch, _forked_rank)(job, options, meeting, os.getpid())
         except ChildFailedError as error:
-            raise _first_failure(meeting, error) from None
+            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            raise _first_failure(meeting, codes) from None
         except KeyboardInterrupt:
             forkserver.stop()
             raise LaunchError(f"interrupted; {nodes} ranks stopped", 128 + signal.SIGINT) from None
@@ -112,6 +119,44 @@ def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int
             forkserver.stop()
             word = "interrupted" if error.sigval == signal.SIGINT else f"ended by {error.sigval.name}"
             raise LaunchError(f"{word}; {nodes} ranks stopped", 128 + error.sigval) from None
+
+
+def _start_leniently(job: Job | Script, nodes: int, options: JoinOptions, meeting: str) -> dict[int, Any]:
+    """Ranks that may lose one of them: torch's launcher would end the others. The ranks are told who is lost."""
+    context = multiprocessing.get_context("forkserver")
+    arguments = (job, options, meeting, os.getpid())
+    ranks = {
+        rank: context.Process(target=_lenient_rank, args=(rank, nodes, *arguments), daemon=True)
+        for rank in range(nodes)
+    }
+    codes: dict[int, int] = {}
+    try:
+        with _forwarding(Path(meeting), nodes):
+            for process in ranks.values():
+                process.start()
+            while len(codes) < nodes:
+                running = {process.sentinel: rank for rank, process in ranks.items() if rank not in codes}
+                for sentinel in multiprocessing.connection.wait(list(running)):
+                    rank = running[cast(int, sentinel)]
+                    ranks[rank].join()
+                    codes[rank] = ranks[rank].exitcode or 0
+                    if codes[rank]:
+                        (Path(meeting) / f"lost-{rank}").touch()
+    except (KeyboardInterrupt, SignalException) as error:
+        forkserver.stop()
+        number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
+        for process in ranks.values():
+            if process.pid is not None:
+                process.kill()
+        raise LaunchError(f"interrupted; {nodes} ranks stopped", 128 + number) from None
+    if all(codes.values()):
+        raise _first_failure(meeting, codes)
+    return dict.fromkeys(range(nodes))
+
+
+def _lenient_rank(rank: int, nodes: int, job: Job | Script, options: JoinOptions, meeting: str, launcher: int) -> None:
+    world.pose_as(rank, nodes)
+    _forked_rank(job, options, meeting, launcher)
 
 
 def _own_signals() -> dict[str, Any]:
@@ -249,18 +294,20 @@ def _leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _first_failure(meeting: str, error: ChildFailedError) -> LaunchError:
-    """The reason behind the others: the earliest that is not another rank's absence, else who missed whom."""
+def _first_failure(meeting: str, codes: dict[int, int]) -> LaunchError:
+    """The reason behind the others: the earliest that is not a rank's absence, else who was killed, or missed whom."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in Path(meeting).glob("failure-*")]
-    rank, failure = error.get_first_failure()
+    reasons = [record for record in records if record["kind"] != "PeerError"]
     # whoever notices first that a rank is gone may be seen to end before it
-    for killed, how in error.failures.items() if not any(record["kind"] == "Stopped" for record in records) else ():
-        if how.exitcode < 0 and how.exitcode != -signal.SIGTERM:
-            return LaunchError(f"rank {killed} was killed ({how.signal_name()}); out of memory?")
+    killed = [(rank, code) for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
+    if killed and not reasons:
+        rank, code = killed[0]
+        return LaunchError(f"rank {rank} was killed ({signal.Signals(-code).name}); out of memory?")
     if not records:
-        return LaunchError(f"rank {rank} ended without a word (exit code {failure.exitcode})")
+        rank, code = next(iter(codes.items()))
+        return LaunchError(f"rank {rank} ended without a word (exit code {code})")
     first = min(
-        records, key=lambda record: (record["kind"] == "PeerError", "neighbour" not in record["reason"], record["time"])
+        reasons or records, key=lambda record: (not reasons and "neighbour" not in record["reason"], record["time"])
     )
     if "traceback" in first:
         print(first["traceback"], file=sys.stderr)

@@ -91,6 +91,13 @@ class Compressed:
         return values + mix(self.W, self.estimate) - self.estimate
 
 
+def without(W: scipy.sparse.csr_array, kept: list[int]) -> scipy.sparse.csr_array:
+    """W among those who are left: what they gave to the lost goes to their own diagonal."""
+    left = W[kept][:, kept].toarray()
+    np.fill_diagonal(left, 0.0)
+    return scipy.sparse.csr_array(left + np.diag(1.0 - left.sum(1)))
+
+
 def dsgd(
     problem: StackedProblem, W: scipy.sparse.csr_array, plan: Strategy, lr: StepSize, iterations: int
 ) -> Iterator[State]:

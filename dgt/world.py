@@ -7,6 +7,8 @@ with dgt.join() as node:        # inside torchrun, srun or dgt's own launcher; a
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import dataclasses
 import hashlib
 import importlib.metadata
 import itertools
@@ -15,7 +17,9 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dgt import meeting
 from dgt.checks import ConfigError, SharedError
 
 if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it is while torch is still on its way
@@ -169,6 +174,12 @@ class Exchange(Protocol):
     def finish(self) -> None: ...
 
 
+class LifeSign(Protocol):
+    """What neighbours look at to see whether a rank lives."""
+
+    def release(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Node:
     """This process as a member of the network. `control` carries small CPU tensors, `data` the exchange."""
@@ -178,10 +189,16 @@ class Node:
     backend: str
     timeout: float
     groups: dict[str, dist.ProcessGroup]
+    store: dist.Store
+    """Where ranks found each other; those that are left find each other there again."""
+    members: list[int]
+    """The nodes that this network's ranks are: 0, 1, 2, ... until some are lost."""
     channels: int = 0
     notices: Notices = field(default_factory=Notices)
     tamper: Callable[[str, Any, int], torch.Tensor] | None = None
     """Called with every message before it leaves, returns what is sent: `training/chaos.py` rehearses damage."""
+    life_signs: weakref.WeakSet[LifeSign] = field(default_factory=weakref.WeakSet)
+    """Taken down when this node turns away from the network, so that neighbours notice at once."""
     under_way: set[Exchange] = field(default_factory=set)
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dgt-sender"))
     """One thread, started when it is first needed: messages leave in the order they were posted."""
@@ -206,6 +223,11 @@ class Node:
     @property
     def size(self) -> int:
         return self.placement.size
+
+    @property
+    def name(self) -> int:
+        """Which node this is, whoever was lost: the name in everything that is said."""
+        return self.members[self.rank]
 
     @property
     def is_main(self) -> bool:
@@ -267,7 +289,38 @@ class Node:
         except RuntimeError as error:
             what = absence(error, self.timeout)
             time.sleep(0.3)  # its neighbours know which one it is: let them speak first
-            raise PeerError(f"node {self.rank}: another rank {what}") from error
+            raise PeerError(f"node {self.name}: another rank {what}") from error
+
+    def turn_away(self) -> None:
+        """Leave the group without a word: the neighbours notice at once, and do the same."""
+        import torch.distributed as dist
+
+        for sign in self.life_signs:
+            sign.release()
+        self.life_signs.clear()
+        self.under_way.clear()
+        self.sender.shutdown(wait=False, cancel_futures=True)
+        self.sender = ThreadPoolExecutor(1, "dgt-sender")
+        self.groups.clear()
+        dist.destroy_process_group()
+
+    def reunite(self, iteration: int) -> tuple[list[int], int]:
+        """Meet the ranks that are left; returns the ranks they had, and the iteration to go on from.
+
+        All of them have turned away from the old group. The furthest of their iterations counts.
+        """
+        names, first = meeting.reunion(
+            self.store, self.members, self.name, iteration, lambda: _told_lost(self.members), 2 * self.timeout
+        )
+        kept = [self.members.index(name) for name in names]
+        self.placement = dataclasses.replace(self.placement, rank=names.index(self.name), size=len(names))
+        self.members = names
+        room = "-".join(["left", *map(str, names)])
+        patience = timedelta(seconds=max(self.timeout, MEETING_SECONDS))
+        self.groups = _join_group(meeting.room(self.store, room), self.placement, patience)
+        self.channels, self.notices.stop_at, self.notices.save_at = 0, NEVER, NEVER
+        _set_timeout(self)
+        return kept, first
 
     def settle(self, backend: str, device: str) -> None:
         """Decide on device and backend, together with all ranks; until then messages go over gloo on the CPU."""
@@ -302,6 +355,7 @@ def connect(timeout: float) -> Iterator[Node]:
     import torch.distributed as dist
 
     where = placement()
+    _die_with_parent(where)
     share_cores(where.local_size)
     # starting many ranks may take minutes; waiting for a neighbour later should not
     patience = timedelta(seconds=max(timeout, MEETING_SECONDS))
@@ -310,16 +364,13 @@ def connect(timeout: float) -> Iterator[Node]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         store = _store(where, patience)
-        dist.init_process_group("gloo", store=store, rank=where.rank, world_size=where.size, timeout=patience)
+        groups = _join_group(store, where, patience)
     except RuntimeError as error:
         raise PeerError(f"rank {where.rank}: could not meet the other ranks ({str(error).splitlines()[0]})") from error
-    control = dist.group.WORLD
-    assert control is not None
-    node = Node(where, torch.device("cpu"), "gloo", timeout, groups={"control": control, "data": control})
-    del control
+    node = Node(where, torch.device("cpu"), "gloo", timeout, groups, store, list(range(where.size)))
+    del groups
     _same_version(node)
-    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name
-    set_timeout(timedelta(seconds=timeout), node.control)
+    _set_timeout(node)
     yield node
     # first take in everything, then wait for what was sent: others may go through theirs in another order
     rest = list(node.under_way)
@@ -336,9 +387,38 @@ def connect(timeout: float) -> Iterator[Node]:
     dist.destroy_process_group()
 
 
+def _join_group(store: dist.Store, where: Placement, patience: timedelta) -> dict[str, dist.ProcessGroup]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=store, rank=where.rank, world_size=where.size, timeout=patience)
+    control = dist.group.WORLD
+    assert control is not None
+    return {"control": control, "data": control}
+
+
+def _set_timeout(node: Node) -> None:
+    import torch.distributed as dist
+
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name
+    set_timeout(timedelta(seconds=node.timeout), node.control)
+
+
 MEETING_SECONDS = 300.0
 MEETING_FILE = "DGT_MEETING_FILE"
 _meetings = itertools.count()
+
+
+def _told_lost(members: list[int]) -> set[int]:
+    """Nodes whose process the launcher has seen end; known at once on one host, and nowhere else."""
+    if MEETING_FILE not in os.environ:
+        return set()
+    folder = Path(os.environ[MEETING_FILE]).parent
+    return {name for name in members if (folder / f"lost-{name}").exists()}
+
+
+def pose_as(rank: int, size: int) -> None:
+    """Make this process the rank that dgt's launcher says it is."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
 
 
 def meet_in(path: Path) -> None:
@@ -380,9 +460,15 @@ def _store(where: Placement, patience: timedelta) -> dist.Store:
         return dist.HashStore()
     if where.launcher == "torchrun":
         store, _, _ = next(dist.rendezvous("env://", timeout=patience))
-        return store
+        return meeting.fresh_room(store, where.rank, where.size, patience)
     host, port = slurm_rendezvous(os.environ)
-    return dist.TCPStore(host, port, where.size, is_master=where.rank == 0, timeout=patience)
+    return meeting.tcp_store(host, port, where.rank, where.size, patience)
+
+
+def _die_with_parent(where: Placement) -> None:
+    """A rank must not outlive torchrun, however that ends; ranks of dgt's own launcher watch it themselves."""
+    if where.launcher == "torchrun" and MEETING_FILE not in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def starts_ranks() -> bool:

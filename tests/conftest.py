@@ -16,6 +16,14 @@ def _warm_launcher() -> None:
     forkserver.PRELOAD.append("pytest")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The full count of random trials is for `pytest -m trials`; a few of each always run."""
+    if "trials" not in config.option.markexpr:
+        trials = [item for item in items if item.get_closest_marker("trials")]
+        config.hook.pytest_deselected(items=trials)
+        items[:] = [item for item in items if item not in trials]
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """Where the real CIFAR-10 is, fetched if need be."""

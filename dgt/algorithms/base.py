@@ -155,7 +155,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         what = next((name for name, part in parts.items() if not bool(torch.isfinite(part).all())), None)
         if what is not None:
             raise TrainingError(
-                f"node {self.network.node.rank}: {what} is not finite at iteration {self.iteration}, nothing of it was "
+                f"node {self.network.node.name}: {what} is not finite at iteration {self.iteration}, nothing of it was "
                 "sent; a smaller lr may help, if the data is sound"
             )
 
@@ -165,6 +165,9 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def drain(self) -> None:
         """Take in whatever is still travelling."""
+
+    def close(self) -> None:
+        """Let go of the model, which goes on with another optimizer."""
 
 
 _watched_step = torch.optim.Optimizer.profile_hook_step(DecentralizedOptimizer._step)

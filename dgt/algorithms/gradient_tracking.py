@@ -62,11 +62,12 @@ class GradientTracking(DecentralizedOptimizer):
         self.buckets = self._make_buckets(wire, bucket_mb)
         self.started = 0  # buckets whose exchange of this step has begun
         self._accumulating = False
+        self._hooks: list[Any] = []
         self._hooked = bool(bucket_mb) and overlap
         if self._hooked:
             if model is None:
                 raise ConfigError(f"bucket_mb={bucket_mb:g}: give the model too, GradientTracking(..., model=model)")
-            exchange_during_backward(self, model)
+            self._hooks = exchange_during_backward(self, model)
             network.before_reading.append(self.drain)
 
     def _make_buckets(self, wire: str, bucket_mb: float) -> list[Bucket]:
@@ -129,6 +130,10 @@ class GradientTracking(DecentralizedOptimizer):
         for bucket in self.buckets:
             bucket.take_parameters()
             bucket.take_tracker()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def buffers(self) -> dict[str, torch.Tensor]:
         state = {"rest": self._rest}

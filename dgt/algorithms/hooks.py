@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dgt.algorithms.gradient_tracking import GradientTracking
 
 
-def exchange_during_backward(optimizer: GradientTracking, model: torch.nn.Module) -> None:
-    """Set the hooks; the optimizer's parameters must be the model's."""
+def exchange_during_backward(optimizer: GradientTracking, model: torch.nn.Module) -> list[Any]:
+    """Set the hooks and return their handles; the optimizer's parameters must be the model's."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     homes: dict[torch.nn.Parameter, int] = {}
     for parameter, place in zip(optimizer.flat.parameters, optimizer.flat.places, strict=True):
@@ -31,13 +31,15 @@ def exchange_during_backward(optimizer: GradientTracking, model: torch.nn.Module
             if bucket.part.start <= place.start and place.stop <= bucket.part.stop
         )
     ready = _Ready(optimizer, homes, names)
-    for parameter in homes:
-        parameter.register_post_accumulate_grad_hook(lambda parameter: ready.add(parameter))
+    hooks: list[Any] = [
+        parameter.register_post_accumulate_grad_hook(lambda parameter: ready.add(parameter)) for parameter in homes
+    ]
     for module in model.modules():
         own = {homes[parameter] for parameter in module.parameters(recurse=False) if parameter in homes}
         if own:
-            module.register_forward_pre_hook(_taking([optimizer.buckets[number] for number in sorted(own)]))
-    model.register_state_dict_pre_hook(lambda *_: optimizer.drain())
+            taking = _taking([optimizer.buckets[number] for number in sorted(own)])
+            hooks.append(module.register_forward_pre_hook(taking))
+    return [*hooks, model.register_state_dict_pre_hook(lambda *_: optimizer.drain())]
 
 
 def _taking(buckets: list[Bucket]) -> Any:

@@ -75,7 +75,7 @@ class Mirror(Transport):
         own.expect(0, 1)
         own.neighbours = {self.node.rank: own}
         outbox = Outbox(self, kind, self.node.open_channel(), like, own, dict.fromkeys(self.peers, own), inboxes=0)
-        outbox.seal = OwnSeal(self.node.rank, kind, like, self.node.notices, self.crc)
+        outbox.seal = OwnSeal(self.node, kind, like, self.crc)
         return outbox
 
 
@@ -83,7 +83,7 @@ class OwnSeal(Seal):
     """Checks what a neighbour would, on this rank's own messages."""
 
     def check(self, frame: Frame, sender: int, number: int, iteration: int) -> None:
-        super().check(frame, self.node, number, iteration)
+        super().check(frame, self.node.rank, number, iteration)
 
 
 class MirrorNetwork(Network):

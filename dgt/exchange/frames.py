@@ -15,7 +15,7 @@ import zlib
 
 import torch
 
-from dgt.world import Notices, WireError
+from dgt.world import Node, WireError
 
 HEAD, TAIL = 64, 8
 _WHAT = struct.Struct("<4sIQ16s")  # mark, sender, length, layout
@@ -83,8 +83,8 @@ def number_of(frame: Frame) -> int:
 class Seal:
     """Writes and checks the heads of one stream of messages."""
 
-    def __init__(self, node: int, kind: str, like: torch.Tensor, notices: Notices, crc: bool) -> None:
-        self.node, self._kind, self._notices, self._crc = node, kind, notices, crc
+    def __init__(self, node: Node, kind: str, like: torch.Tensor, crc: bool) -> None:
+        self.node, self._kind, self._notices, self._crc = node, kind, node.notices, crc
         self._length, self.layout = like.numel() * like.element_size(), layout(kind, like)
         self._what: dict[int, bytes] = {}
 
@@ -95,7 +95,7 @@ class Seal:
 
     def write(self, frame: Frame, number: int, iteration: int) -> None:
         notices, content = self._notices, frame.checksum() if self._crc else 0
-        begin = self._of(self.node) + _WHEN.pack(number, iteration)
+        begin = self._of(self.node.rank) + _WHEN.pack(number, iteration)
         head = begin + _REST.pack(notices.stop_at, notices.save_at, content, 0)[:12]
         own = zlib.crc32(head)
         frame.write(head + own.to_bytes(4, "little"), _TAIL.pack(own, number & 0xFFFFFFFF))
@@ -118,7 +118,8 @@ class Seal:
 
     def _error(self, sender: int, iteration: int, what: str) -> WireError:
         return WireError(
-            f"node {self.node}: the {self._kind} of iteration {iteration} from neighbour {sender} is wrong: {what}"
+            f"node {self.node.name}: the {self._kind} of iteration {iteration} from neighbour "
+            f"{self.node.members[sender]} is wrong: {what}"
         )
 
 

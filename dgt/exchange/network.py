@@ -21,7 +21,7 @@ from dgt.exchange.agreement import agree
 from dgt.exchange.average import averaged, save_average
 from dgt.exchange.transport import Transport
 from dgt.network import mixing
-from dgt.network.mixing import MixingRow, mixing_row
+from dgt.network.mixing import MixingRow, mixing_row, row_without
 from dgt.world import Node
 
 
@@ -34,6 +34,7 @@ class Network:
     average_weight  pi_i: the share of this node in the strategy's network average, 1/n or lambda_i/n
     transport       auto (memory where neighbours share it, else messages) or messages
     crc             also check the content of every message, not only its head
+    row             given only where it is not to be learned: after a loss
     reach           exchanges after which everybody has heard what this node tells its neighbours
     """
 
@@ -46,6 +47,7 @@ class Network:
         laziness: float = 0.3,
         transport: str = "auto",
         crc: bool = False,
+        row: MixingRow | None = None,
     ) -> None:
         check_choice("transport", transport, TRANSPORTS)
         check_range("laziness", laziness, 0, 1, open_low=True, open_high=True)
@@ -65,7 +67,16 @@ class Network:
         self.bytes_before = 0
         self._model: torch.nn.Module | None = None
         self.before_reading: list[Callable[[], None]] = []  # brings parameters up to date that are still on their way
-        self.row = handshake(self.open_transport(), share.mixing_weight, laziness)
+        self.laziness = laziness
+        self.row = row if row is not None else handshake(self.open_transport(), share.mixing_weight, laziness)
+
+    def among(self, kept: list[int], graph: nx.Graph, weights: np.ndarray) -> Network:
+        """The network of the ranks that are left, `kept` their ranks of before; `graph` and `weights` are theirs."""
+        row = row_without(self.row, set(self.row.neighbours) - set(kept))
+        renamed = MixingRow(row.own, {kept.index(j): weight for j, weight in row.neighbours.items()})
+        left = Network(self.node, graph, weights, self.strategy, self.laziness, self.transport, self.crc, renamed)
+        left.bytes_before = self.bytes_sent
+        return left
 
     def open_transport(self) -> Transport:
         """A way to exchange buffers with the neighbours, apart from all others."""

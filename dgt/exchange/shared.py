@@ -126,6 +126,11 @@ class OwnBoard(Board):
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 
+    def release(self) -> None:
+        """Give up the lock that says this rank lives, while its process goes on."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
     def publish(self, step: int) -> None:
         """Say that the buffer of this step is complete; neighbours that have all they wait for wake up."""
         self._words[PUBLISHED // 4] = step + 1

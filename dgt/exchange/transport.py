@@ -59,6 +59,8 @@ class Transport:
         """A place for messages of this kind and shape; all neighbours open theirs in the same order."""
         possible = like.device.type == "cpu" and 0 < len(self.peers) <= shared.MOST_NEIGHBOURS
         own = shared.create(like) if self._share_memory and possible else None
+        if own is not None:
+            self.node.life_signs.add(own)
         boards = self._meet(own, like, layout(kind, like))
         return Outbox(self, kind, self.node.open_channel(), like, own if boards else None, boards, inboxes)
 
@@ -82,7 +84,8 @@ class Transport:
             text = bytes(theirs.tolist())
             # gloo ends the process when a message is longer than expected, so this comes before the first
             if text[: len(laid_out)] != laid_out:
-                raise WireError(f"node {self.node.rank}: neighbour {peer} lays its messages out in another way")
+                who = self.node.members[peer]
+                raise WireError(f"node {self.node.name}: neighbour {who} lays its messages out in another way")
             text = text[len(laid_out) :].rstrip(b"\0")
             board = shared.look(Path(text[shared.TOKEN :].decode()), text[: shared.TOKEN], like) if text else None
             if own is not None and board is not None:
@@ -128,7 +131,7 @@ class Outbox:
         self.board, self.boards = board, boards
         self.others = [peer for peer in transport.peers if peer not in boards]
         self.uses_nccl = self.node.backend == "nccl" and like.is_cuda
-        self.seal = Seal(self.node.rank, kind, like, self.node.notices, transport.crc)
+        self.seal = Seal(self.node, kind, like, transport.crc)
         self.frames = board.frames if board is not None else [_frame(like, like.device)]
         self.buffers = [frame.payload for frame in self.frames]
         # gloo moves host memory only: CUDA buffers go through pinned copies
@@ -323,9 +326,11 @@ class Pending:
             self._outbox.transport.wait_seconds += time.monotonic() - since
 
     def _absent(self, peer: int | None, error: Exception) -> PeerError:
-        who = f"neighbour {peer}" if peer is not None else f"one of the neighbours {self._outbox.transport.peers}"
+        members = self._node.members
+        neighbours = [members[other] for other in self._outbox.transport.peers]
+        who = f"neighbour {members[peer]}" if peer is not None else f"one of the neighbours {neighbours}"
         what = absence(error, self._node.timeout)
-        return PeerError(f"node {self._node.rank}: {who} {what}; {self._outbox.kind} of iteration {self._step}")
+        return PeerError(f"node {self._node.name}: {who} {what}; {self._outbox.kind} of iteration {self._step}")
 
 
 class _Handed:

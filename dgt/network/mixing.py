@@ -6,7 +6,7 @@ single-process twin, is made of the same rows: `mixing_matrix`. No rank forms it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -40,6 +40,16 @@ def mixing_row(
         for j, (weight, degree) in sorted(neighbours.items())
     }
     return MixingRow(own=1.0 - sum(row.values()), neighbours=row)
+
+
+def row_without(row: MixingRow, lost: Collection[int]) -> MixingRow:
+    """The row after neighbours are lost: their weight goes to the node itself, W_ii' = W_ii + sum_lost W_ij.
+
+    lambda_i W_ij = lambda_j W_ji holds as before for all who are left, so their stationary distribution is lambda
+    among themselves, whatever was lost.
+    """
+    left = {j: weight for j, weight in row.neighbours.items() if j not in lost}
+    return MixingRow(own=1.0 - sum(left.values()), neighbours=left)
 
 
 def mixing_matrix(graph: nx.Graph, weights: Weights, laziness: float = 0.3) -> scipy.sparse.csr_array:

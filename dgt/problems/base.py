@@ -16,7 +16,7 @@ class MyProblem(dgt.Problem):
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,9 @@ class Problem(abc.ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Take over what `state_dict` gave."""
+
+    def go_on_with(self, members: Sequence[int], weights: Weights) -> None:  # noqa: B027
+        """Nodes were lost: `members` are left, with these weights among them."""
 
     def parameters(self) -> Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]:
         """Parameters or parameter groups, as for any torch optimizer."""

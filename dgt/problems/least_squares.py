@@ -90,13 +90,16 @@ class LeastSquares:
             "gradient": self.exact_gradient(theta),
         }
 
-    def optimum(self, weights: Weights) -> Array:
+    def optimum(self, weights: Weights, members: Sequence[int] | None = None) -> Array:
         """theta* = (sum lambda_i zeta_i + n rho)^-1 sum lambda_i zeta_i c_i, [seeds, dimension]; needs all nodes.
+
+        `members`: of these nodes only, whose weights are given.
 
         The paper prints rho in place of n rho; with sum lambda_i = n only n rho makes the gradient of F vanish.
         """
-        pull = weights[:, None, None] * self.curvature
-        return (pull * self.center).sum(0) / (pull.sum(0) + weights.size * self.config.regularization)
+        chosen = slice(None) if members is None else list(members)
+        pull = weights[:, None, None] * self.curvature[chosen]
+        return (pull * self.center[chosen]).sum(0) / (pull.sum(0) + weights.size * self.config.regularization)
 
 
 def summarise(means: Mapping[str, Array], average: Array, optimum: Array) -> dict[str, Array]:
@@ -123,12 +126,16 @@ class LeastSquaresProblem(Problem):
         device: torch.device | str = "cpu",
     ) -> None:
         self.local = LeastSquares(config, seeds, range(node, node + 1))
-        self.optimum = LeastSquares(config, seeds, range(weights.size)).optimum(weights)
+        self._all = LeastSquares(config, seeds, range(weights.size))
+        self.optimum = self._all.optimum(weights)
         self.copies = len(seeds)
         self.smoothness = config.curvature_max + config.regularization
         start = torch.from_numpy(self.local.start[0]).to(dtype=dtype, device=device)
         self.theta = torch.nn.Parameter(start)
         self.model: torch.nn.Module = torch.nn.ParameterDict({"theta": self.theta})
+
+    def go_on_with(self, members: Sequence[int], weights: Weights) -> None:
+        self.optimum = self._all.optimum(weights, members)
 
     def _position(self) -> Array:
         return self.theta.detach().cpu().double().numpy()[None]

@@ -85,7 +85,7 @@ class Chaos:
     def _delay(self, session: Session) -> None:
         time.sleep(self._settings.seconds)
 
-    def _nan(self, session: Session) -> None:
+    def _not_a_number(self, session: Session) -> None:
         def spoil(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             gradient = session.optimizer.flat.parameters[0].grad
             if gradient is not None:
@@ -137,4 +137,4 @@ class Tamper:
         return frame.raw
 
     def _seal_anew(self, kind: str, frame: Frame, payload: torch.Tensor, iteration: int) -> None:
-        Seal(self._node.rank, kind, payload, self._node.notices, crc=True).write(frame, number_of(frame), iteration)
+        Seal(self._node, kind, payload, crc=True).write(frame, number_of(frame), iteration)

@@ -123,11 +123,18 @@ class Writer:
             self._fail(path, error.strerror or str(error))
 
     def _fail(self, path: Path, why: str) -> None:
-        """This checkpoint will not be complete; the run goes on, and the one before stays."""
+        """This checkpoint will not be complete; the run goes on, and the one before stays. Rank 0 says so."""
+        mark = path / f"rank-{self._rank:05d}.failed"
         with contextlib.suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
-            (path / f"rank-{self._rank:05d}.failed").touch()  # an empty file fits on a full disk
-        self._say(f"checkpoint of iteration {int(path.name[:8])} skipped by rank {self._rank}: {why}")
+            mark.touch()  # an empty file fits on a full disk
+            mark.write_text(why, encoding="utf-8")
+        if self._rank == 0:
+            self._give_up(path, f"rank 0: {why}")
+
+    def _give_up(self, path: Path, why: str) -> None:
+        self._say(f"checkpoint of iteration {int(path.name[:8])} skipped: {why}")
+        shutil.rmtree(path, ignore_errors=True)
 
     def _commit(self, step: int, path: Path) -> None:
         notes = self._notes(path)
@@ -147,14 +154,14 @@ class Writer:
         names = [path / f"rank-{rank:05d}.json" for rank in range(self._world)]
         deadline = time.monotonic() + self._patience
         while missing := [rank for rank, name in enumerate(names) if not name.exists()]:
-            if any(path.glob("*.failed")):
-                shutil.rmtree(path, ignore_errors=True)
+            failed = next(path.glob("*.failed"), None)
+            if failed is not None:
+                time.sleep(LOOK_SECONDS)  # the mark comes first, its words follow
+                self._give_up(path, f"rank {int(failed.name[5:10])}: {failed.read_text() or 'no room'}")
                 return None
             if time.monotonic() > deadline:
-                self._say(
-                    f"checkpoint of iteration {int(path.name[:8])} given up: rank 0 does not see the files of ranks "
-                    f"{missing[:8]}; run_dir must be on a file system that all hosts share"
-                )
+                where = "run_dir must be on a file system that all hosts share"
+                self._give_up(path, f"rank 0 does not see the files of ranks {missing[:8]}; {where}")
                 return None
             time.sleep(LOOK_SECONDS)
         return [json.loads(name.read_text(encoding="utf-8")) for name in names]

@@ -83,6 +83,7 @@ class Health:
         if (residual > ROUNDINGS * rounding).any():
             raise TrainingError(
                 f"the trackers no longer track at iteration {iteration}: residual {residual.max():.3g}, rounding "
-                f"explains {float(np.max(rounding)):.1g}. A node lost its last gradient or went back to an older state alone; "
+                f"explains {float(np.max(rounding)):.1g}. A node lost its last gradient or went "
+                "back to an older state alone; "
                 "start all nodes from one checkpoint, resume=auto"
             )

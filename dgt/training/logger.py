@@ -143,6 +143,18 @@ class RunLogger:
         label = f"{config.weights.name} {config.topology.name} {config.strategy.name}"
         self._progress = Progress(config.iterations, label, first=first)
 
+    def go_on(self, first: int, words: str, members: list[int], speaks: bool) -> None:
+        """The network has changed: tell it, note it in events.jsonl; a new rank 0 takes over the files."""
+        self._nodes = len(members)
+        if speaks and not self._speaks:
+            self._speaks = True
+            self.start(first)
+        if self._speaks:
+            print(f"dgt: {words}", file=sys.stderr, flush=True)
+            event = {"iteration": first, "event": "membership", "members": members, "words": words}
+            with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(event) + "\n")
+
     def record(self, iteration: int, metrics: Metrics) -> None:
         if not self._speaks:
             return

@@ -47,7 +47,6 @@ class Saver:
         node, settings = session.node, session.config.checkpoint
         self._session, self._settings = session, settings
         self._since = time.monotonic()
-        self._saved_at = -1
         attempt = told_by_main(node, secrets.token_hex(4), 8)
         self.directory = Path(str(session.config.run_dir)) / FOLDER
         config = json.dumps(session.config.to_dict(), sort_keys=True)
@@ -78,9 +77,7 @@ class Saver:
 
     def save(self, iteration: int) -> None:
         """Copy the state; the rest is done in the background."""
-        if iteration == self._saved_at:
-            return
-        self._saved_at, self._since = iteration, time.monotonic()
+        self._since = time.monotonic()
         state = self._session.state()
         self._session.node.notices.save_at = NEVER
         self.writer.save(iteration, state)

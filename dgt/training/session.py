@@ -15,7 +15,7 @@ from dgt.config import Config
 from dgt.exchange.agreement import agree
 from dgt.exchange.buffers import MixedBuffers
 from dgt.exchange.network import Network
-from dgt.network.weights import Weights
+from dgt.network.weights import Weights, normalise
 from dgt.training.state import Tree, random_state, restore_random_state
 from dgt.world import Node, cache_dir
 
@@ -37,7 +37,7 @@ class Session:
             raise ConfigError(
                 f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"
             )
-        self.clock, self.losses = Clock(), IntervalLoss(node.rank)
+        self.clock, self.losses = Clock(), IntervalLoss(node.name)
         self.start_optimizer()
 
     def start_optimizer(self) -> None:
@@ -45,6 +45,28 @@ class Session:
         model, network = self.problem.model, self.network
         self.optimizer = algorithms.from_config(self.config, self.problem.parameters(), model, network)
         self.buffers = MixedBuffers(model, network) if self.problem.mixes_buffers else None
+
+    def go_on_without_the_lost(self) -> str:
+        """Meet those who are left and start their network, with new trackers at everybody's own parameters.
+
+        lambda is scaled anew over them: from here on the run is for their objective. Returns what happened, in words.
+        """
+        before, weights, graph = self.node.members, self.weights, self.graph
+        self.optimizer.close()
+        self.node.turn_away()
+        kept, iteration = self.node.reunite(self.optimizer.iteration)
+        lost = [name for name in before if name not in self.node.members]
+        words = f"node{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} lost at iteration {iteration}"
+        self.graph = nx.convert_node_labels_to_integers(graph.subgraph(kept), ordering="sorted")
+        if not nx.is_connected(self.graph):
+            pieces = [sorted(before[kept[rank]] for rank in piece) for piece in nx.connected_components(self.graph)]
+            raise TrainingError(f"{words}, and the network falls apart: {' and '.join(map(str, pieces))}")
+        self.weights = normalise(weights[kept])
+        self.network = self.network.among(kept, self.graph, self.weights)
+        self.problem.go_on_with(self.node.members, self.weights)
+        self.start_optimizer()
+        self.optimizer.iteration = iteration
+        return f"{words}; {self.node.size} nodes go on for their own objective, trackers start anew"
 
     def step(self, iteration: int) -> None:
         """One gradient, one exchange."""

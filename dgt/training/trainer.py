@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
+from dgt.checks import ConfigError
 from dgt.config import Config
 from dgt.network.weights import Weights
 from dgt.problems import Problem
@@ -20,7 +21,7 @@ from dgt.training.logger import RunLogger
 from dgt.training.metrics import Metrics, evaluate
 from dgt.training.saving import Saver
 from dgt.training.session import Session
-from dgt.world import Node
+from dgt.world import Node, PeerError
 
 Record = Callable[[int, Metrics], None]
 
@@ -80,7 +81,7 @@ def run(
         if saver is not None:
             if optimizer.stop_now:
                 return iteration
-            if saver.is_due(iteration):
+            if saver.is_due(iteration) and first < iteration < config.iterations:  # the last one is not only copied
                 saver.save(iteration)
             saver.ask_if_late()
         if iteration < config.iterations:
@@ -102,6 +103,8 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
     def say(words: str) -> None:
         print(f"dgt: {words}", file=sys.stderr, flush=True)
 
+    if config.on_peer_loss == "continue" and node.backend == "nccl":
+        raise ConfigError("on_peer_loss=continue: nccl cannot go on without a rank; use backend=gloo")
     session = Session(config, node, weights, graph, [config.seed])
     first, history = saving.resume(session, say if node.is_main else _silently)
     logger.start(first, history)
@@ -109,7 +112,17 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
     if config.checkpoint.keep_last:
         saver = Saver(session, say, chaos.phase)
         node.stop_on_signals()
-    stopped_at = run(session, logger.record, Health(session), first, saver, chaos)
+    while True:
+        try:
+            stopped_at = run(session, logger.record, Health(session), first, saver, chaos)
+            break
+        except PeerError:
+            if config.on_peer_loss == "stop":
+                raise
+            words = session.go_on_without_the_lost()
+            first = session.optimizer.iteration
+            logger.go_on(first, words, node.members, speaks=node.is_main)
+            saver = Saver(session, say, chaos.phase) if saver is not None else None
     session.optimizer.drain()
     if saver is not None:
         saved = saver.save_now(config.iterations if stopped_at is None else stopped_at)

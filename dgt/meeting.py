@@ -1,0 +1,90 @@
+"""Where ranks find each other: stores that start-up, restarts and the ranks left after a loss can rely on."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the `dgt` command asks where it is while torch is still on its way
+    import torch.distributed as dist
+
+
+def tcp_store(host: str, port: int, rank: int, size: int, patience: timedelta) -> dist.Store:
+    """Rank 0 keeps the store; on one host it listens on the loopback interface only."""
+    import torch.distributed as dist
+
+    if host != "127.0.0.1" or rank:
+        return dist.TCPStore(host, port, size, is_master=rank == 0, timeout=patience)
+    # left alone it would listen on every interface
+    listener = socket.create_server((host, port))
+    return dist.TCPStore(host, port, size, is_master=True, timeout=patience, master_listen_fd=listener.detach())
+
+
+def room(store: dist.Store, name: str) -> dist.Store:
+    """A part of the store for those who know its name."""
+    import torch.distributed as dist
+
+    return dist.PrefixStore(name, store)
+
+
+def fresh_room(store: dist.Store, own_rank: int, size: int, patience: timedelta) -> dist.Store:
+    """A corner of torchrun's store that no earlier start of these ranks has used.
+
+    torchrun keeps its store when it restarts ranks, with the addresses of dead ones in it, and its count of restarts
+    differs between hosts. So every rank leaves a word of its own, rank 0 answers each word with the room's name,
+    and answers again where a rank leaves a new word; only a rank that lives can know that its word was answered.
+    """
+    word = secrets.token_hex(8)
+    store.set(f"dgt/word/{own_rank}", word)
+    if own_rank:
+        name = store.get(f"dgt/answer/{own_rank}/{word}").decode()
+        store.set(f"dgt/there/{name}/{own_rank}", "1")
+        return room(store, name)
+    answered: dict[int, bytes] = {}
+    missing, deadline = set(range(1, size)), time.monotonic() + patience.total_seconds()
+    while missing:
+        for rank in sorted(missing):
+            theirs = store.get(f"dgt/word/{rank}") if store.check([f"dgt/word/{rank}"]) else b""
+            if theirs and answered.get(rank) != theirs:
+                answered[rank] = theirs
+                store.set(f"dgt/answer/{rank}/{theirs.decode()}", word)
+            if store.check([f"dgt/there/{word}/{rank}"]):
+                missing.discard(rank)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"ranks {sorted(missing)[:8]} did not come within {patience.total_seconds():g} s")
+        time.sleep(0.01)
+    return room(store, word)
+
+
+def reunion(
+    store: dist.Store,
+    members: list[int],
+    name: int,
+    iteration: int,
+    lost: Callable[[], set[int]],
+    patience: float,
+) -> tuple[list[int], int]:
+    """Those who are left after a loss agree on who they are, and on the furthest iteration any of them has reached.
+
+    Everybody says that it is there. Whoever sees that each member is there or known to be lost writes the decision,
+    once and for all; the first one counts. Without a launcher that knows who is lost, time decides.
+    """
+    place = "reunion-" + "-".join(map(str, members))
+    store.set(f"{place}/there/{name}", str(iteration))
+    deadline = time.monotonic() + patience
+    while not store.check([f"{place}/decision"]):
+        there = [member for member in members if store.check([f"{place}/there/{member}"])]
+        if set(members) <= {*there, *lost()} or time.monotonic() > deadline:
+            furthest = max(int(store.get(f"{place}/there/{member}")) for member in there)
+            store.compare_set(f"{place}/decision", "", json.dumps([there, furthest]))
+        else:
+            time.sleep(0.02)
+    there, furthest = json.loads(store.get(f"{place}/decision"))
+    if name not in there:
+        raise RuntimeError(f"node {name} came too late: the others went on without it")
+    return there, furthest

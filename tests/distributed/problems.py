@@ -1,0 +1,45 @@
+"""A small problem that leaves nothing out: dropout, BatchNorm, random numbers of torch, numpy and Python."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import torch
+
+import dgt
+
+
+class Noisy(dgt.Problem):
+    """A classifier on random data; every step draws from every global generator, and keeps a count of its own."""
+
+    def __init__(self, context: dgt.ProblemContext, pause: float = 0.004, width: int = 16) -> None:
+        draw = torch.Generator().manual_seed(context.node)
+        self.x = torch.randn(128, 8, generator=draw).to(context.dtype)
+        self.y = (self.x.sum(1) > 0.1 * context.node).long()
+        self.pause, self.seen = pause, torch.zeros(())
+        torch.manual_seed(context.seed)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(8, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU(), torch.nn.Dropout(0.2),
+            torch.nn.Linear(width, 2),
+        ).to(context.dtype)  # fmt: skip
+        torch.manual_seed(context.seed + context.node)
+        np.random.seed(context.node)
+        random.seed(context.node)
+
+    def backward(self, iteration: int) -> float:
+        time.sleep(self.pause)
+        self.model.train()
+        picked = torch.from_numpy(np.random.randint(0, 128, size=32))
+        noise = random.gauss(0, 0.1) * torch.randn(32, 8)
+        loss = torch.nn.functional.cross_entropy(self.model(self.x[picked] + noise), self.y[picked])
+        loss.backward()
+        self.seen += 1
+        return loss.item()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.seen.copy_(state["seen"])

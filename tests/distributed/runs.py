@@ -1,0 +1,76 @@
+"""Training runs with checkpoints, as the tests of faults start them, and how to compare two of them bit by bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dgt.compose import compose
+from dgt.config import Config
+from dgt.launch import JoinOptions, start_ranks
+from dgt.training.checkpoint import Commit, committed, read_rank
+from dgt.training.jobs import TrainJob
+
+NOISY = [
+    "problem=custom", "problem._target_=tests.distributed.problems.Noisy", "weights=[1,2,3,4]", "lr=0.05",
+    "iterations=60", "eval_every=7", "checkpoint.every=10", "topology=ring", "timeout=20",
+]  # fmt: skip
+CLOCKS = ("seconds", "evaluation_share")
+ONLY_TIMES = ("seconds",)
+
+
+def configured(run_dir: Path, *overrides: str) -> Config:
+    return dataclasses.replace(compose([*overrides, f"run_dir={run_dir}"]))
+
+
+def train(run_dir: Path, *overrides: str) -> None:
+    """One run on real ranks; a fault is a `LaunchError`."""
+    config = configured(run_dir, *overrides)
+    nodes = len(config.weights.values or []) or config.nodes
+    assert nodes is not None
+    start_ranks(TrainJob(config, "nothing"), nodes, JoinOptions.from_config(config))
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in CLOCKS} for row in rows]
+
+
+def commits(run_dir: Path) -> list[Commit]:
+    """All committed checkpoints; each must be whole on every rank."""
+    found, wrong = committed(run_dir / "checkpoints")
+    assert not wrong
+    for commit in found:
+        for rank in range(commit.world):
+            read_rank(commit, rank)
+    return found
+
+
+def last_state(run_dir: Path) -> list[dict[str, Any]]:
+    """Every rank's state in the last checkpoint, but for the clock."""
+    last = commits(run_dir)[-1]
+    states = [torch.load(last.path / f"rank-{rank:05d}.pt", weights_only=True) for rank in range(last.world)]
+    return [{"step": last.step, **{k: v for k, v in state.items() if k not in ONLY_TIMES}} for state in states]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bitwise equality of two trees."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def assert_identical(one: Path, other: Path) -> None:
+    """Same metrics and same last state, to the last bit."""
+    assert metrics(one) == metrics(other)
+    for rank, (a, b) in enumerate(zip(last_state(one), last_state(other), strict=True)):
+        for key in a:
+            assert same(a[key], b[key]), (rank, key)
