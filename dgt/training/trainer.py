@@ -13,7 +13,7 @@ import numpy as np
 from dgt import algorithms, problems
 from dgt.checks import ConfigError
 from dgt.config import Config
-from dgt.exchange.agreement import agree
+from dgt.exchange.agreement import agree, together
 from dgt.exchange.buffers import MixedBuffers
 from dgt.exchange.network import Network
 from dgt.network.weights import Weights
@@ -44,11 +44,7 @@ def train(
     seeds = [config.seed] if seeds is None else list(seeds)
     agree(node, run_facts(config, seeds))
     network = Network(node, graph, weights, config.strategy.name, config.laziness, config.transport)
-    problem = problems.from_config(config, weights, node.rank, seeds, node.device, cache_dir())
-    if config.bucket_mb and not problem.uses_autograd:
-        raise ConfigError(
-            f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"
-        )
+    problem = together(node, lambda: _problem(config, weights, node, seeds))
     optimizer = algorithms.from_config(config, problem.parameters(), problem.model, network)
     buffers = MixedBuffers(problem.model, network) if problem.mixes_buffers else None
     clock, losses = Clock(), IntervalLoss(node.rank)
@@ -68,6 +64,15 @@ def train(
             if buffers is not None:
                 buffers.mix()
     optimizer.drain()
+
+
+def _problem(config: Config, weights: Weights, node: Node, seeds: Sequence[int]) -> Problem:
+    problem = problems.from_config(config, weights, node.rank, seeds, node.device, cache_dir())
+    if config.bucket_mb and not problem.uses_autograd:
+        raise ConfigError(
+            f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"
+        )
+    return problem
 
 
 def _is_due(iteration: int, config: Config, problem: Problem) -> bool:
