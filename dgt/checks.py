@@ -19,6 +19,9 @@ Section = TypeVar("Section")
 class ConfigError(ValueError):
     """Bad input: one line that names the value and what is allowed, and exit code 2."""
 
+    def __init__(self, words: str) -> None:
+        super().__init__(" ".join(words.splitlines()))  # other people's reasons may have several
+
 
 class SharedError(ConfigError):
     """A `ConfigError` found by comparing the ranks: all of them raise it, so only rank 0 needs to speak."""
@@ -54,10 +57,11 @@ def check_range(
     """Raise unless value lies between low and high; an open end excludes the bound itself."""
     too_low = value <= low if open_low else value < low
     too_high = value >= high if open_high else value > high
-    if not math.isfinite(value) or too_low or too_high:
+    finite = isinstance(value, int) or math.isfinite(value)
+    if not finite or too_low or too_high:
         lower = "" if low == -math.inf else f"{'above' if open_low else 'at least'} {low:g}"
         upper = "" if high == math.inf else f"{'below' if open_high else 'at most'} {high:g}"
-        allowed = " and ".join(part for part in (lower, upper) if part) or "a finite number"
+        allowed = " and ".join(part for part in ("" if finite else "finite", lower, upper) if part)
         raise ConfigError(f"{key}={value}: must be {allowed}")
 
 
@@ -89,6 +93,8 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
         return [_convert(typing.get_args(kind)[0], item, key) for item in value]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is str and value == "":
+        raise ConfigError(f"{key}=: must not be empty")
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

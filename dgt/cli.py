@@ -33,8 +33,8 @@ from dgt.training.setup import network_of
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; errors are one line on standard error and exit code 2 (bad input) or 1."""
-    options, rest = _parser().parse_known_args(arguments)
     try:
+        options, rest = _parser().parse_known_args(arguments)
         unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None:
             raise ConfigError(f"{unknown}: no such option; see dgt --help")
@@ -43,11 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.overrides.insert(0, composing.search_override(Path(options.config_dir)))
         options.run(options)
     except ConfigError as error:
-        _leave(f"error: {error}", launch.EXIT_BAD_INPUT)
+        _refuse(error)
     except launch.LaunchError as error:
         _leave(str(error) if error.code > 2 else f"error: {error}", error.code)
     except KeyboardInterrupt:
         _leave("interrupted", 128 + signal.SIGINT)
+
+
+def _refuse(error: ConfigError) -> NoReturn:
+    """Bad input. A launcher ends all ranks with the first: there they meet, rank 0 speaks, and all leave.
+
+    What is wrong with one host's data or environment is told by its own ranks, as the others do not come to a meeting.
+    """
+
+    def again() -> NoReturn:
+        raise error
+
+    if world.is_launched() and not isinstance(error, cifar10.DataError):
+        launch.be_rank(again, lambda _: JoinOptions())
+    forkserver.stop()
+    print(f"dgt: error: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(launch.EXIT_BAD_INPUT)
 
 
 def _leave(words: str, code: int) -> NoReturn:
@@ -253,10 +269,15 @@ def _write_bench(
         print(f"{words}\nfigure  {directory / 'figures' / figure}.png\ndata    {directory / 'bench.json'}")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells mistakes like all others, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="dgt", description="Weighted decentralized training: one process per network node."
-    )
+    parser = _Parser(prog="dgt", description="Weighted decentralized training: one process per network node.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _command(commands, "train", train, "train one network (or, with -m, one per combination of values)").add_argument(
         "-m", "--multirun", action="store_true", help="sweep: every combination of comma-separated values"

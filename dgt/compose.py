@@ -109,13 +109,15 @@ def plain_values(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _parsed(overrides: Sequence[str]) -> list[Override]:
+    parser, parsed = OverridesParser.create(), []
     for override in overrides:
         if "=" not in override and not override.startswith("~"):
             raise ConfigError(f"{override}: overrides look like key=value")
-    try:
-        parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(f"{' '.join(overrides)}: cannot read this ({str(error).splitlines()[0]})") from None
+        try:
+            parsed += parser.parse_overrides([override])
+        except HydraException as error:
+            why = str(error).splitlines()[0]
+            raise ConfigError(f"{override}: cannot read this ({why}); special characters need key='value'") from None
     return parsed
 
 
@@ -152,7 +154,8 @@ def _unfold(override: str) -> list[str]:
     if key == "weights" and value.startswith("["):
         return ["weights=list", f"weights.values={value}"]
     if key == "weights" and "," not in value and ("/" in value or Path(value).suffix in (".txt", ".csv", ".npy")):
-        return ["weights=file", f"weights.path='{value}'"]
+        quoted = value.replace("'", "\\'")
+        return ["weights=file", f"weights.path='{quoted}'"]
     return [override]
 
 
@@ -163,16 +166,19 @@ def _choices_made(item: Override) -> list[str]:
 
 
 def _compose(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:
-    if search:
-        folders = ",".join(f"'file://{folder}'" for folder in search)
-        overrides = [f"hydra.searchpath=[{folders}]", *overrides]
+    folders = ",".join(f"'file://{folder}'" for folder in search)
+    always = [f"hydra.searchpath=[{folders}]"] if search else []
     try:
         with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-            composed = hydra_compose("config", overrides=overrides)
+            composed = hydra_compose("config", overrides=[*always, *overrides])
         missing = sorted(OmegaConf.missing_keys(composed))
         for key in missing:
             OmegaConf.update(composed, key, None)  # the dataclass says what is needed, in its own words
         plain = OmegaConf.to_container(composed, resolve=True)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{mark.name}, line {mark.line + 1}" if mark is not None else " ".join(overrides)
+        raise ConfigError(f"{where}: not YAML ({error.problem})") from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from None
     assert isinstance(plain, dict)
@@ -184,9 +190,12 @@ def _check_keys(items: list[Override], composed: dict[str, Any], choices: dict[s
     known = dict(_flatten(composed))
     for item in items:
         key = item.key_or_group
+        section = key.split(".")[0]
+        if key == f"{section}.name" and section in choices and "_target_" not in composed[section]:
+            hint = nearest(str(item.value()), choices[section])
+            raise ConfigError(f"{key}={item.value()}: choose with {section}=NAME; {hint}")
         if key in known:
             continue
-        section = key.split(".")[0]
         if "." in key and isinstance(composed.get(section), dict):
             own = [name for name in known if name.startswith(section + ".") and not name.endswith(".name")]
             choice = composed[section].get("name", "this choice")

@@ -341,7 +341,7 @@ class Config:
             check_range("seed", seed, 0, 2**63 - 1)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds={self.seeds}: must be a count above 0 or a list of different seeds")
-        check_range("timeout", self.timeout, 0, open_low=True)
+        check_range("timeout", self.timeout, 0, 1e9, open_low=True)
         check_choice("backend", self.backend, BACKENDS)
         check_choice("device", self.device, DEVICES)
         check_choice("transport", self.transport, TRANSPORTS)
@@ -372,6 +372,8 @@ class Config:
         if type(count) is int:
             check_range("seeds", count, 1)
             plain["seeds"] = list(range(count))
+        elif "seeds" in plain and not isinstance(count, list):
+            raise ConfigError(f"seeds={count}: must be a count above 0 or a list of different seeds")
         config = build(cls, plain, "")
         if "problem" in values:
             config.problem = problem_from_dict(values["problem"])

@@ -236,7 +236,9 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
         elif rank == 0 or not isinstance(error, SharedError):
             print(f"dgt: error: {_one_line(error)}", file=sys.stderr, flush=True)
         else:
-            time.sleep(1.0)  # a launcher may end everyone at the first exit; rank 0 speaks first
+            # a launcher ends everyone at the first exit: let rank 0 speak first, then leave with our own code
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(1.0)
 
     return _as_rank(prepare, options, say)
 

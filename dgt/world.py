@@ -99,6 +99,8 @@ def detect(environ: Mapping[str, str]) -> Placement:
     try:
         if "RANK" in environ and "WORLD_SIZE" in environ:
             rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+            if not 0 <= rank < size:
+                raise ValueError(f"RANK={rank}, WORLD_SIZE={size}")
             # launchers that do not say what is on this host may have put one rank on each
             local_rank, local_size = int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1))
             return Placement("torchrun", rank, size, local_rank, local_size)
@@ -160,9 +162,13 @@ def choose_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
 
 def choose_device(requested: str, local_rank: int, gpus: int) -> str:
     """cuda:(local rank modulo visible GPUs), or cpu where there is none."""
-    if requested == "cuda" and gpus == 0:
-        raise ConfigError("device=cuda: no GPU is visible here; use device=cpu")
     return f"cuda:{local_rank % gpus}" if gpus and requested != "cpu" else "cpu"
+
+
+def refuse_missing_gpu(requested: str, gpu_of_rank: Sequence[int]) -> None:
+    """device=cuda needs a GPU on every rank, which all of them know of: gpu_of_rank as in `choose_backend`."""
+    if requested == "cuda" and not all(gpu_of_rank):
+        raise SharedError(f"device=cuda: rank {list(gpu_of_rank).index(0)} has no GPU; use device=cpu")
 
 
 class Exchange(Protocol):
@@ -329,7 +335,9 @@ class Node:
 
         gpus = torch.cuda.device_count() if device != "cpu" else 0
         self.device = torch.device(choose_device(device, self.placement.local_rank, gpus))
-        self.backend = choose_backend(backend, self.gather(torch.tensor(_gpu_number(self.device))).tolist())
+        gpu_of_rank = self.gather(torch.tensor(_gpu_number(self.device))).tolist()
+        refuse_missing_gpu(device, gpu_of_rank)
+        self.backend = choose_backend(backend, gpu_of_rank)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.backend == "nccl":
@@ -459,7 +467,10 @@ def _store(where: Placement, patience: timedelta) -> dist.Store:
     if where.launcher == "alone":
         return dist.HashStore()
     if where.launcher == "torchrun":
-        store, _, _ = next(dist.rendezvous("env://", timeout=patience))
+        try:
+            store, _, _ = next(dist.rendezvous("env://", timeout=patience))
+        except ValueError as error:  # no MASTER_ADDR, for example
+            raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
         return meeting.fresh_room(store, where.rank, where.size, patience)
     host, port = slurm_rendezvous(os.environ)
     return meeting.tcp_store(host, port, where.rank, where.size, patience)
@@ -475,6 +486,14 @@ def starts_ranks() -> bool:
     """Whether this process may start ranks of its own: no launcher has made it one."""
     try:
         return detect(os.environ).launcher == "alone"
+    except ConfigError:
+        return False
+
+
+def is_launched() -> bool:
+    """Whether a launcher made this process a rank, and said properly which."""
+    try:
+        return detect(os.environ).launcher != "alone"
     except ConfigError:
         return False
 

@@ -38,6 +38,9 @@ def test_a_folder_of_ones_own_adds_choices(tmp_path: Path) -> None:
     assert [compose(run).lr for run in expand([*mine, "lr=0.1,0.2"])] == [0.1, 0.2]
     with pytest.raises(ConfigError, match="problem=mien: did you mean mine"):
         compose([search_override(tmp_path), "problem=mien"])
+    (tmp_path / "problem" / "broken.yaml").write_text("width: 3\nsizes: [1,\n")
+    with pytest.raises(ConfigError, match=r"broken.yaml, line 3: not YAML"):
+        compose([search_override(tmp_path), "problem=broken"])
     with pytest.raises(ConfigError, match="nowhere: no such folder"):
         compose([search_override(tmp_path / "nowhere")])
 
@@ -50,6 +53,7 @@ def test_conf_has_all_groups() -> None:
 def test_weights_take_a_list_or_a_file_directly() -> None:
     assert compose(["weights=[1,2.5,3]"]).weights.values == [1.0, 2.5, 3.0]
     assert compose(["weights=some/where.txt"]).weights.path == "some/where.txt"
+    assert compose(["weights=it's.txt"]).weights.path == "it's.txt"
 
 
 def test_settings_of_a_group_reach_the_config() -> None:
@@ -78,7 +82,8 @@ def test_sweeps_expand_to_the_product() -> None:
         (["ring"], "ring: overrides look like key=value"),
         (["lr=0.1,0.2"], "add -m"),
         (["weights=[1,x]"], "weights.values=x: must be a number"),
-        (["lr={"], "cannot read"),
+        (["nodes=3", "lr={"], "^lr={: cannot read"),
+        (["topology.name=star"], "topology.name=star: choose with topology=NAME; did you mean star"),
         (["topology=file"], "topology.path=FILE"),
         (["+new=3"], "new: no such key"),
         (["nodes=two"], "nodes=two: must be a whole number"),

@@ -3,7 +3,7 @@
 import pytest
 
 from dgt.checks import ConfigError
-from dgt.world import Placement, choose_backend, choose_device, detect, slurm_rendezvous
+from dgt.world import Placement, choose_backend, choose_device, detect, refuse_missing_gpu, slurm_rendezvous
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {
@@ -33,7 +33,11 @@ def test_launchers_are_told_apart(environ: dict, expected: Placement) -> None:
 
 
 def test_broken_launcher_variables_are_named() -> None:
-    broken = [{"RANK": "zero", "WORLD_SIZE": "2"}, {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "7"}]
+    broken = [
+        {"RANK": "zero", "WORLD_SIZE": "2"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "7"},
+    ]
     for environ in broken:
         with pytest.raises(ConfigError, match="launcher's environment"):
             detect(environ)
@@ -64,8 +68,9 @@ def test_device_follows_the_local_rank() -> None:
     assert [choose_device("auto", rank, 2) for rank in range(4)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
     assert choose_device("auto", 3, 0) == "cpu"
     assert choose_device("cpu", 1, 4) == "cpu"
-    with pytest.raises(ConfigError, match="device=cuda: no GPU"):
-        choose_device("cuda", 0, 0)
+    refuse_missing_gpu("auto", [11, 0])
+    with pytest.raises(ConfigError, match="device=cuda: rank 1 has no GPU"):
+        refuse_missing_gpu("cuda", [11, 0])
 
 
 def test_slurm_steps_on_one_host_meet_on_loopback_with_a_port_of_their_own() -> None:

@@ -17,11 +17,12 @@ from dgt.bench import peers
 from dgt.bench.presets import PRESETS, Workload, workload
 from dgt.bench.variants import Compute, MirrorNetwork, Tracking, Variant
 from dgt.checks import ConfigError, check_choice, check_range
-from dgt.config import TopologyConfig
+from dgt.config import TOPOLOGIES, TopologyConfig
 from dgt.exchange import shared
+from dgt.exchange.agreement import together
 from dgt.exchange.network import Network
 from dgt.network import graphs
-from dgt.network.weights import normalise
+from dgt.network.weights import Weights, normalise
 from dgt.training.logger import Progress
 from dgt.world import Node
 
@@ -72,6 +73,7 @@ class BenchConfig:
         for key in ("nodes", "batch", "size", "rounds", "steps"):
             check_range(key, getattr(self, key), 1)
         check_range("degree", self.degree, 0, self.nodes - 1)
+        check_choice("topology", self.topology, [name for name in TOPOLOGIES if name != "file"])
         check_choice("transport", self.transport, ("auto", "messages"))
         for variant in self.variants:
             check_choice("variants", variant, tuple(VARIANTS))
@@ -89,16 +91,8 @@ class BenchJob:
         return [self._measure(cell, node, number) for number, cell in enumerate(self.cells, start=1)]
 
     def _measure(self, config: BenchConfig, node: Node, number: int) -> dict[str, dict[str, list[float]]]:
-        names = config.variants or [name for name in VARIANTS if not unavailable(name, node)]
-        for name in names:
-            if why := unavailable(name, node):
-                raise ConfigError(f"variants: {name} cannot run here: {why}")
         weights = normalise([1.0 + k % 3 for k in range(node.size)])
-        graph = (
-            graphs.circulant(node.size, config.degree)
-            if config.degree
-            else graphs.from_config(TopologyConfig(name=config.topology), weights)
-        )
+        names, graph = together(node, lambda: _plan(config, node, weights))
         work = workload(config.preset, config.batch, config.size, node.rank, node.device)
         made, values = {}, {name: torch.zeros(config.rounds, len(MEASURES), dtype=torch.float64) for name in names}
         for name in names:
@@ -119,6 +113,17 @@ class BenchJob:
         progress.close()
         one_clock = node.placement.local_size == node.size
         return {name: _over_ranks(node.gather(values[name]).numpy(), config.steps, one_clock) for name in names}
+
+
+def _plan(config: BenchConfig, node: Node, weights: Weights) -> tuple[list[str], nx.Graph]:
+    """The variants to measure, and on which graph."""
+    names = config.variants or [name for name in VARIANTS if not unavailable(name, node)]
+    for name in names:
+        if why := unavailable(name, node):
+            raise ConfigError(f"variants: {name} cannot run here: {why}")
+    if config.degree:
+        return names, graphs.circulant(node.size, config.degree)
+    return names, graphs.from_config(TopologyConfig(name=config.topology), weights)
 
 
 def _over_ranks(measured: np.ndarray, steps: int, one_clock: bool) -> dict[str, list[float]]:

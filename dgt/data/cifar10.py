@@ -228,7 +228,9 @@ def _full_disk_named(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"cifar10: cannot store it in {root} ({error.strerror or error})") from None
+        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror or error
+        way_out = "root=DIR (dgt train: problem.root=DIR) keeps it elsewhere"
+        raise DataError(f"cifar10: cannot store it in {root} ({why}); {way_out}") from None
 
 
 def _damaged(path: Path, why: str) -> str:

@@ -7,12 +7,15 @@ versions can still compare, and the error can say who has what. Plain bytes, no 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 
-from dgt.checks import SharedError
+from dgt.checks import ConfigError, SharedError
 from dgt.world import Node
+
+Made = TypeVar("Made")
 
 SLOTS = 24
 NAME, TEXT, DIGEST = 24, 60, 8
@@ -34,6 +37,17 @@ def agree(node: Node, facts: Mapping[str, str]) -> None:
         rows = [bytes(row.tolist()) for row in tables[:, slot]]
         name = rows[0][:NAME].decode(errors="replace").strip("\0 ") or "configuration"
         raise SharedError(f"ranks disagree on {name}: {_who_has_what(rows)}")
+
+
+def together(node: Node, make: Callable[[], Made]) -> Made:
+    """What `make` returns here; bad input that any rank finds in it is raised on every rank, and told once."""
+    made, trouble = [], ""
+    try:
+        made.append(make())
+    except ConfigError as error:
+        trouble = str(error)
+    share_trouble(node, trouble)
+    return made[0]
 
 
 def share_trouble(node: Node, trouble: str) -> None:

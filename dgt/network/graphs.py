@@ -111,6 +111,8 @@ def from_edge_list(path: str | Path, n: int) -> nx.Graph:
                 f"topology.path={path}, line {number}: '{line.strip()}' must join two different nodes from 0 to {n - 1}"
             )
         edges.append((i, j))
+    if not edges and n > 1:
+        raise ConfigError(f"topology.path={path}: there is no edge in it; give one 'i j' per line")
     return check(_simple(n, edges), f"topology.path={path}")
 
 
@@ -149,7 +151,7 @@ def check(graph: nx.Graph, label: str = "graph") -> nx.Graph:
     if len(pieces) > 1:
         first, second = (min(piece) for piece in pieces[:2])
         raise ConfigError(
-            f"{label}: not connected ({len(pieces)} pieces); no path joins node {first} and node {second}"
+            f"{label}: not connected ({len(pieces)} pieces of {n} nodes); no path joins node {first} and node {second}"
         )
     return graph
 

@@ -25,8 +25,9 @@ def build_graph_from_weights(weights: Weights, avg_degree: float | None = None, 
     """Connected simple graph with deg(i) as close to avg_degree * lambda_i as can be realised."""
     n = int(weights.size)
     if avg_degree is None:
-        avg_degree = default_average_degree(n)
-    check_range("topology.avg_degree", avg_degree, 1)
+        avg_degree = default_average_degree(n)  # on a few nodes more than there is room for: then as many as fit
+    else:
+        check_range("topology.avg_degree", avg_degree, 1, max(1, n - 1))
     degrees = scale_to_degrees(weights, avg_degree)
     random = np.random.default_rng(seed)
     for _ in range(TRIALS):

@@ -52,18 +52,22 @@ def normalise(values: Sequence[float] | npt.NDArray[np.float64], n: int | None =
     except (TypeError, ValueError):
         raise ConfigError(f"weights={values}: must be a list of numbers") from None
     if weights.ndim != 1 or weights.size == 0:
-        raise ConfigError(f"weights={values}: must be a list of at least one number")
+        raise ConfigError(f"weights: must be a list of at least one number, found an array of shape {weights.shape}")
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights > 0)))
     if bad.size:
         raise ConfigError(f"weights: node {bad[0]} has {weights[bad[0]]:g}; every weight must be finite and above 0")
     if n is not None and weights.size != n:
         raise ConfigError(f"weights: {weights.size} numbers for nodes={n}; give one per node")
     # divide by the largest first: sums of huge or tiny numbers would over- or underflow
-    weights = weights / weights.max()
-    weights = weights * (weights.size / weights.sum())
-    if not (weights > 0).all():
-        raise ConfigError("weights: the smallest is too small beside the largest to be told from 0")
-    return weights
+    scaled = weights / weights.max()
+    scaled = scaled * (scaled.size / scaled.sum())
+    if not (scaled > 0).all():
+        least, most = int(weights.argmin()), int(weights.argmax())
+        raise ConfigError(
+            f"weights: node {least} has {weights[least]:g}, too small to be told from 0 "
+            f"beside node {most}, which has {weights[most]:g}"
+        )
+    return scaled
 
 
 def from_file(path: str | Path) -> Weights:
@@ -71,15 +75,23 @@ def from_file(path: str | Path) -> Weights:
     path = Path(path)
     try:
         if path.suffix == ".npy":
-            return normalise(np.load(path, allow_pickle=False))
+            return normalise(_stored_vector(path))
         lines = (line.split("#")[0] for line in path.read_text(encoding="utf-8").splitlines())
         return normalise([float(word) for line in lines for word in line.replace(",", " ").split()])
     except ConfigError as error:
         raise ConfigError(f"{error} (in {path})") from None
     except OSError as error:
         raise ConfigError(f"weights.path={path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigError(f"weights.path={path}: not a list of numbers ({error})") from None
+    except (ValueError, EOFError) as error:
+        reason = str(error).split(". ")[0]  # numpy goes on with how to load pickles all the same
+        raise ConfigError(f"weights.path={path}: not a list of numbers ({reason})") from None
+
+
+def _stored_vector(path: Path) -> npt.NDArray[np.float64]:
+    stored = np.load(path, allow_pickle=False)
+    if not isinstance(stored, np.ndarray) or stored.dtype.kind not in "fiu":
+        raise ValueError(f"found {getattr(stored, 'dtype', 'an archive of arrays')}")
+    return stored
 
 
 def from_config(config: WeightsConfig, nodes: int | None, data_sizes: Sequence[int] | None = None) -> Weights:

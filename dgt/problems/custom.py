@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,16 @@ def resolve(target: str) -> Any:
         sys.path.append(here)
     try:
         return pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"problem._target_={target}: cannot import it ({error})") from None
+    except Exception as error:  # whatever the user's module does while it is imported
+        raise ConfigError(f"problem._target_={target}: cannot import it ({_reason(error)})") from None
+
+
+def _reason(error: Exception) -> str:
+    """The error's own words; with kind and place where the user's code raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, (ImportError, SyntaxError)) or last.filename == pkgutil.__file__:
+        return str(error)
+    return f"{type(error).__name__}: {error}, {last.filename}, line {last.lineno}"
 
 
 def instantiate(value: Any, *arguments: Any) -> Any:
@@ -38,16 +48,34 @@ def instantiate(value: Any, *arguments: Any) -> Any:
 
 
 def check(config: CustomConfig) -> None:
-    """Whether the target can be imported and takes these arguments."""
+    """Whether the target can be imported, can be a problem, and takes these arguments."""
+    target, label = resolve(config.target), f"problem._target_={config.target}"
+    other_class = inspect.isclass(target) and not issubclass(target, Problem)
+    if not callable(target) or inspect.isbuiltin(target) or other_class:
+        raise ConfigError(f"{label}: must be a class derived from dgt.Problem, or a function that makes one")
+    if inspect.isabstract(target):
+        raise ConfigError(f"{label}: give it the method {' and '.join(sorted(target.__abstractmethods__))}")
+    signature = inspect.signature(target)
     try:
-        inspect.signature(resolve(config.target)).bind(None, **config.arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"problem._target_={config.target}: {error}") from None
+        signature.bind(None, **config.arguments)
+    except TypeError as error:
+        allowed = ", ".join(list(signature.parameters)[1:]) or "none"
+        raise ConfigError(f"{label}: {error}; its arguments beside the context: {allowed}") from None
+    for inner in _targets(config.arguments):
+        resolve(inner)
+
+
+def _targets(value: Any) -> Iterator[str]:
+    """Every `_target_` within the arguments."""
+    if isinstance(value, dict) and "_target_" in value:
+        yield str(value["_target_"])
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _targets(item)
 
 
 def make(config: CustomConfig, context: ProblemContext) -> Problem:
     """Call the target with the context and its arguments."""
     problem = instantiate({"_target_": config.target, **config.arguments}, context)
     if not isinstance(problem, Problem):
-        raise ConfigError(f"problem._target_={config.target}: made a {type(problem).__name__}, not a dgt.Problem")
+        raise ConfigError(f"problem._target_={config.target}: made {type(problem).__name__}, must make a dgt.Problem")
     return problem

@@ -78,7 +78,10 @@ def read(config: TextConfig) -> tuple[np.ndarray, np.ndarray, int]:
     symbols, numbers = np.unique(np.array(list(text)), return_inverse=True)
     cut = int(len(text) * (1 - TEST_SHARE))
     if len(text) - cut < 2:
-        raise ConfigError(f"problem.path={path}: {len(text)} characters are too few to learn and test on")
+        least = int(1 / TEST_SHARE) + 1
+        raise ConfigError(
+            f"problem.path={path}: {len(text)} characters are too few to learn and test on; at least {least}"
+        )
     return numbers[:cut].astype(np.int64), numbers[cut:].astype(np.int64), len(symbols)
 
 

@@ -67,7 +67,8 @@ def claim(run_dir: str | None, label: str, go_on: bool = False) -> str:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ConfigError(f"run_dir={path}: cannot write there ({error.strerror})") from None
+        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(f"run_dir={path}: cannot write there ({why}); choose another directory") from None
     return str(path)
 
 

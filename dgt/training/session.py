@@ -12,10 +12,11 @@ import networkx as nx
 from dgt import algorithms, problems
 from dgt.checks import ConfigError, TrainingError
 from dgt.config import Config
-from dgt.exchange.agreement import agree
+from dgt.exchange.agreement import agree, together
 from dgt.exchange.buffers import MixedBuffers
 from dgt.exchange.network import Network
 from dgt.network.weights import Weights, normalise
+from dgt.problems import Problem
 from dgt.training.state import Tree, random_state, restore_random_state
 from dgt.world import Node, cache_dir
 
@@ -32,13 +33,18 @@ class Session:
         self.network = Network(
             node, graph, weights, config.strategy.name, config.laziness, config.transport, crc=config.crc
         )
-        self.problem = problems.from_config(config, weights, node.rank, seeds, node.device, cache_dir())
-        if config.bucket_mb and not self.problem.uses_autograd:
+        self.problem = together(node, self._make_problem)
+        self.clock, self.losses = Clock(), IntervalLoss(node.name)
+        self.start_optimizer()
+
+    def _make_problem(self) -> Problem:
+        config, node = self.config, self.node
+        problem = problems.from_config(config, self.weights, node.rank, self.seeds, node.device, cache_dir())
+        if config.bucket_mb and not problem.uses_autograd:
             raise ConfigError(
                 f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"
             )
-        self.clock, self.losses = Clock(), IntervalLoss(node.name)
-        self.start_optimizer()
+        return problem
 
     def start_optimizer(self) -> None:
         """A new optimizer, and with it new trackers, at the model's parameters."""

@@ -9,14 +9,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from dgt.cli import main
 from tests.distributed.ranks import DGT, TORCHRUN, command
 
 pytestmark = pytest.mark.timeout(240)
@@ -124,79 +121,6 @@ def test_gaps_as_json_is_a_list_of_cells(dgt_here) -> None:
     cells = json.loads(dgt_here("gaps", "--json").stdout)
     assert {"nodes": 16, "topology": "ring", "weights": "uniform"}.items() <= cells[1].items()
     assert cells[1]["gap"] == pytest.approx(0.0533, abs=1e-4)
-
-
-EDGES = "0 1\n2 3\n"
-BAD = [
-    (["topology=rnig"], "topology=rnig: did you mean ring"),
-    (["weights=[1,-1]"], "node 1 has -1"),
-    (["topology=file", "topology.path=edges.txt", "nodes=4", "weights=uniform"], "edges.txt: not connected"),
-    (["lr=-1"], "lr=-1.0: must be above 0"),
-    (["nodes=8"], "nodes=8: weights A has 16 entries"),
-    (["run_dir=full"], "run_dir=full: already holds a run"),
-    (["backend=nccl", "nodes=2", "weights=uniform"], "rank 0 has no GPU"),
-    (["topology=geometric", "topology.radius=0.001"], "no connected graph in 1000 draws"),
-]
-
-
-@dataclass
-class Said:
-    code: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def dgt_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Said]:
-    """The command without a process of its own, for what is decided before any rank starts."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Said:
-        code = 0
-        try:
-            main(arguments)
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        return Said(code, *capsys.readouterr())
-
-    return run
-
-
-@pytest.mark.parametrize(("overrides", "words"), BAD)
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, dgt_here, overrides: list[str], words: str) -> None:
-    (tmp_path / "edges.txt").write_text(EDGES)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "metrics.jsonl").write_text("{}\n")
-    said = dgt_here("train", *overrides)
-    assert said.code == 2
-    assert said.stderr.startswith("dgt: error: ")
-    assert said.stderr.count("\n") == 1
-    assert words in said.stderr
-    assert (tmp_path / "full" / "metrics.jsonl").read_text() == "{}\n"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "overrides", "words"),
-    [
-        (3, ["weights=A"], "world size 3: this network has 16 nodes"),
-        (2, ["topology=rnig"], "topology=rnig: did you mean ring"),
-        (2, ["weights=[1,-1]"], "node 1 has -1"),
-        (2, ["weights=uniform", "run_dir=full"], "run_dir=full: already holds a run"),
-    ],
-)
-def test_bad_input_under_torchrun_is_said_once_by_rank_0(
-    tmp_path: Path, ranks: int, overrides: list[str], words: str
-) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "metrics.jsonl").write_text("{}\n")
-    done = command([*TORCHRUN, "--nproc-per-node", str(ranks), "-m", "dgt", "train", *overrides], tmp_path, 90)
-    said = [line for line in done.stderr.splitlines() if line.startswith("dgt: error: ")]
-    assert done.returncode != 0
-    assert len(said) == 1
-    assert words in said[0]
-    assert not re.search(r'File ".*/dgt/', done.stderr), "no traceback of ours"
 
 
 @pytest.mark.parametrize(
@@ -347,23 +271,6 @@ def test_compare_writes_csv_table_and_figure(tmp_path: Path) -> None:
     for name in ("compare.png", "compare.pdf"):
         assert (tmp_path / "c" / "figures" / name).stat().st_size > 5000
     assert len(yaml.safe_load((tmp_path / "c" / "config.yaml").read_text())["cells"]) == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["compare", "seeds=0"], "seeds=0: must be at least 1"),
-        (["compare", "lr=0.01,0.02"], "dgt compare varies weights and topology; give one lr"),
-        (["compare", "strategy=I"], "strategy: dgt compare runs both"),
-        (["gaps", "weights=A"], "weights: the table is the paper's"),
-        (["train", "--fast"], "--fast: no such option"),
-    ],
-)
-def test_commands_refuse_what_they_would_ignore(dgt_here, arguments: list[str], words: str) -> None:
-    said = dgt_here(*arguments)
-    assert said.code == 2
-    assert words in said.stderr
-    assert said.stderr.count("\n") == 1
 
 
 def test_options_may_stand_between_overrides(dgt_here) -> None:

@@ -1,0 +1,36 @@
+"""Shared by the tests of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dgt.cli import main
+
+
+@dataclass
+class Said:
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def dgt_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Said]:
+    """The command without a process of its own, for what is decided before any rank starts."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Said:
+        code = 0
+        try:
+            main(arguments)
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        return Said(code, *capsys.readouterr())
+
+    return run
