@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from dgt.exchange.buffers import MixedBuffers
     from dgt.exchange.network import Network
     from dgt.network import graphs, weights
+    from dgt.notices import PeerError
     from dgt.problems.base import Problem, ProblemContext
-    from dgt.world import Node, PeerError, join
+from dgt.world import Node, join
 
 __all__ = [
     "DSGD", "AllReduce", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node", "PeerError",
@@ -29,7 +30,7 @@ _HOMES = {
     "ConfigError": "dgt.checks", "Config": "dgt.config", "MixedBuffers": "dgt.exchange.buffers",
     "Network": "dgt.exchange.network", "graphs": "dgt.network", "weights": "dgt.network",
     "Problem": "dgt.problems.base", "ProblemContext": "dgt.problems.base",
-    "Node": "dgt.world", "PeerError": "dgt.world", "join": "dgt.world",
+    "Node": "dgt.world", "PeerError": "dgt.notices", "join": "dgt.world",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from dgt.config import Config
 from dgt.data import cifar10
 from dgt.launch import JoinOptions
 from dgt.network.spectral import gap_table
+from dgt.placement import Placement
 from dgt.report import bench as bench_report
 from dgt.report import compare as compare_report
 from dgt.report.tables import gap_lines, table
@@ -227,7 +228,7 @@ def bench(options: argparse.Namespace) -> None:
     _show_bench(config, launch.start_ranks(BenchJob([config]), config.nodes, JoinOptions())[0][0], options.json)
 
 
-def _bench_config(settings: dict[str, typing.Any], here: world.Placement) -> BenchConfig:
+def _bench_config(settings: dict[str, typing.Any], here: Placement) -> BenchConfig:
     config: BenchConfig = build(BenchConfig, settings, "")
     if here.launcher != "alone" and config.nodes != here.size:
         raise ConfigError(f"nodes={config.nodes}: {here.launcher} started {here.size} ranks")

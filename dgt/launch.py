@@ -35,9 +35,10 @@ from dgt import forkserver, world
 from dgt.checks import ConfigError, SharedError, TrainingError
 from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
+from dgt.notices import PeerError, WireError
 from dgt.training.trainer import Stopped
 
-EXPECTED = (ConfigError, world.PeerError, world.WireError, TrainingError)  # told in a line; else with a traceback
+EXPECTED = (ConfigError, PeerError, WireError, TrainingError)  # told in a line; else with a traceback
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 EXIT_STOPPED = os.EX_TEMPFAIL  # 75: asked to stop, and ready to be resumed
 

@@ -61,6 +61,22 @@ def fresh_room(store: dist.Store, own_rank: int, size: int, patience: timedelta)
     return room(store, word)
 
 
+def join_group(store: dist.Store, rank: int, size: int, patience: timedelta) -> dict[str, dist.ProcessGroup]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
+    control = dist.group.WORLD
+    assert control is not None
+    return {"control": control, "data": control}
+
+
+def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
+    import torch.distributed as dist
+
+    change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name
+    change(timedelta(seconds=seconds), group)
+
+
 def reunion(
     store: dist.Store,
     members: list[int],

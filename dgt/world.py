@@ -13,14 +13,11 @@ import hashlib
 import importlib.metadata
 import itertools
 import os
-import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,146 +26,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dgt import meeting
 from dgt.checks import ConfigError, SharedError
+from dgt.notices import NEVER, Notices, PeerError, absence
+from dgt.placement import Placement, choose_backend, choose_device, detect, refuse_missing_gpu, slurm_rendezvous
 
 if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it is while torch is still on its way
     import torch
     import torch.distributed as dist
-
-
-class PeerError(RuntimeError):
-    """Another rank did not answer in time, or its connection is gone."""
-
-
-class WireError(RuntimeError):
-    """A message that is not the one asked for: stale, short, of another layout, or damaged."""
-
-
-NEVER = 2**32 - 1
-
-
-@dataclass(slots=True)
-class Notices:
-    """What travels in the head of every message: the iteration to stop at, and to save at. The earliest counts.
-
-    Whoever announces one chooses it so far ahead that everybody has heard of it by then, neighbour by neighbour: so
-    all ranks act at the same iteration without asking anyone.
-    """
-
-    stop_at: int = NEVER
-    save_at: int = NEVER
-    stop_asked: int = 0
-    """The signal that asked this rank to stop; it is announced with the next step."""
-    save_asked: bool = False
-
-    def hear(self, stop_at: int, save_at: int) -> None:
-        self.stop_at, self.save_at = min(self.stop_at, stop_at), min(self.save_at, save_at)
-
-    def announce(self, iteration: int) -> None:
-        """Pass on what this rank was asked for, to be done at that iteration unless others are earlier."""
-        self.hear(iteration if self.stop_asked else NEVER, iteration if self.save_asked else NEVER)
-        self.save_asked = False
-
-
-def absence(error: Exception, timeout: float) -> str:
-    """What gloo's or nccl's error says of a missing peer, in plain words; other errors are raised again."""
-    text = str(error).lower()
-    if isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text:
-        return f"did not answer within {timeout:g} s"
-    if any(word in text for word in ("connection", "closed", "reset", "broken pipe", "socket", "remote", "is gone")):
-        return "is gone (connection closed)"
-    raise error
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a launcher put this process."""
-
-    launcher: str  # "torchrun", "srun" or "alone"
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-
-
-def detect(environ: Mapping[str, str]) -> Placement:
-    """Tell torchrun, srun and a bare shell apart.
-
-    torchrun wins over Slurm, because torchrun runs inside srun and not the other way round. A Slurm step of
-    one task (an interactive shell, a sweep job) counts as a bare shell: it may start ranks of its own.
-    """
-    try:
-        if "RANK" in environ and "WORLD_SIZE" in environ:
-            rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-            if not 0 <= rank < size:
-                raise ValueError(f"RANK={rank}, WORLD_SIZE={size}")
-            # launchers that do not say what is on this host may have put one rank on each
-            local_rank, local_size = int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1))
-            return Placement("torchrun", rank, size, local_rank, local_size)
-        if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-            rank, size = int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"])
-            local_size = _tasks_on_node(
-                environ.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(environ["SLURM_NODEID"])
-            )
-            return Placement("srun", rank, size, int(environ["SLURM_LOCALID"]), local_size)
-    except (KeyError, ValueError, IndexError) as error:
-        raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
-    return Placement("alone")
-
-
-def _tasks_on_node(counts: str, node: int) -> int:
-    """Slurm's '2(x3),1' means 2, 2, 2, 1."""
-    expanded: list[int] = []
-    for part in counts.split(","):
-        count, _, times = part.partition("(x")
-        expanded += [int(count)] * int(times.rstrip(")") or 1)
-    return expanded[node]
-
-
-def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Host and port all tasks of a Slurm step agree on: its first host, a port from job and step number."""
-    host = "127.0.0.1"
-    if environ.get("SLURM_STEP_NUM_NODES", "1") != "1":
-        host = _reachable((_scontrol("hostnames", environ["SLURM_STEP_NODELIST"]).split() or [""])[0])
-    number = int(environ.get("SLURM_JOB_ID", "0")) * 37 + int(environ.get("SLURM_STEP_ID", "0"))
-    return host, 20000 + number % 12000
-
-
-def _reachable(node: str) -> str:
-    """The node's name where it resolves, else the address Slurm itself uses for it."""
-    try:
-        socket.getaddrinfo(node, None)
-    except OSError:
-        address = re.search(r"NodeAddr=(\S+)", _scontrol("node", node))
-        return address.group(1) if address else node
-    return node
-
-
-def _scontrol(*arguments: str) -> str:
-    try:
-        return subprocess.run(["scontrol", "show", *arguments], capture_output=True, text=True, timeout=30).stdout
-    except OSError as error:
-        raise ConfigError(f"srun on several hosts needs scontrol to find the first one ({error.strerror})") from None
-
-
-def choose_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
-    """nccl when every rank has a GPU of its own, else gloo. gpu_of_rank: a number per GPU, 0 for none."""
-    own_gpu_each = all(gpu_of_rank) and len(set(gpu_of_rank)) == len(gpu_of_rank)
-    if requested == "nccl" and not own_gpu_each:
-        short = "no GPU" if not all(gpu_of_rank) else "a GPU shared with another rank"
-        rank = next(r for r, gpu in enumerate(gpu_of_rank) if not gpu or list(gpu_of_rank).index(gpu) != r)
-        raise SharedError(f"backend=nccl: rank {rank} has {short}; use backend=gloo or one rank per GPU")
-    return "nccl" if own_gpu_each and requested != "gloo" else "gloo"
-
-
-def choose_device(requested: str, local_rank: int, gpus: int) -> str:
-    """cuda:(local rank modulo visible GPUs), or cpu where there is none."""
-    return f"cuda:{local_rank % gpus}" if gpus and requested != "cpu" else "cpu"
-
-
-def refuse_missing_gpu(requested: str, gpu_of_rank: Sequence[int]) -> None:
-    """device=cuda needs a GPU on every rank, which all of them know of: gpu_of_rank as in `choose_backend`."""
-    if requested == "cuda" and not all(gpu_of_rank):
-        raise SharedError(f"device=cuda: rank {list(gpu_of_rank).index(0)} has no GPU; use device=cpu")
 
 
 class Exchange(Protocol):
@@ -323,9 +186,9 @@ class Node:
         self.members = names
         room = "-".join(["left", *map(str, names)])
         patience = timedelta(seconds=max(self.timeout, MEETING_SECONDS))
-        self.groups = _join_group(meeting.room(self.store, room), self.placement, patience)
+        self.groups = meeting.join_group(meeting.room(self.store, room), self.rank, self.size, patience)
         self.channels, self.notices.stop_at, self.notices.save_at = 0, NEVER, NEVER
-        _set_timeout(self)
+        meeting.set_timeout(self.control, self.timeout)
         return kept, first
 
     def settle(self, backend: str, device: str) -> None:
@@ -372,13 +235,13 @@ def connect(timeout: float) -> Iterator[Node]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         store = _store(where, patience)
-        groups = _join_group(store, where, patience)
+        groups = meeting.join_group(store, where.rank, where.size, patience)
     except RuntimeError as error:
         raise PeerError(f"rank {where.rank}: could not meet the other ranks ({str(error).splitlines()[0]})") from error
     node = Node(where, torch.device("cpu"), "gloo", timeout, groups, store, list(range(where.size)))
     del groups
     _same_version(node)
-    _set_timeout(node)
+    meeting.set_timeout(node.control, timeout)
     yield node
     # first take in everything, then wait for what was sent: others may go through theirs in another order
     rest = list(node.under_way)
@@ -393,22 +256,6 @@ def connect(timeout: float) -> Iterator[Node]:
     # the last reference ends gloo's threads; one that frees a tensor while Python shuts down aborts the process
     node.groups.clear()
     dist.destroy_process_group()
-
-
-def _join_group(store: dist.Store, where: Placement, patience: timedelta) -> dict[str, dist.ProcessGroup]:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=store, rank=where.rank, world_size=where.size, timeout=patience)
-    control = dist.group.WORLD
-    assert control is not None
-    return {"control": control, "data": control}
-
-
-def _set_timeout(node: Node) -> None:
-    import torch.distributed as dist
-
-    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name
-    set_timeout(timedelta(seconds=node.timeout), node.control)
 
 
 MEETING_SECONDS = 300.0

@@ -3,7 +3,7 @@
 import pytest
 
 from dgt.checks import ConfigError
-from dgt.world import Placement, choose_backend, choose_device, detect, refuse_missing_gpu, slurm_rendezvous
+from dgt.placement import Placement, choose_backend, choose_device, detect, refuse_missing_gpu, slurm_rendezvous
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {

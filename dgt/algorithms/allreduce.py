@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dgt.algorithms.base import DecentralizedOptimizer
-from dgt.world import NEVER
+from dgt.notices import NEVER
 
 
 class AllReduce(DecentralizedOptimizer):

@@ -15,7 +15,8 @@ import zlib
 
 import torch
 
-from dgt.world import Node, WireError
+from dgt.notices import WireError
+from dgt.world import Node
 
 HEAD, TAIL = 64, 8
 _WHAT = struct.Struct("<4sIQ16s")  # mark, sender, length, layout

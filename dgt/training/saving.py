@@ -14,11 +14,12 @@ import torch
 from dgt.checks import ConfigError
 from dgt.config import Config
 from dgt.exchange.agreement import share_trouble, told_by_main
+from dgt.notices import NEVER
 from dgt.training import checkpoint
 from dgt.training.checkpoint import COMMIT, Commit, DamagedError, Writer
 from dgt.training.session import Session
 from dgt.training.state import Tree, copied
-from dgt.world import NEVER, Node
+from dgt.world import Node
 
 FOLDER = "checkpoints"
 Say = Callable[[str], None]

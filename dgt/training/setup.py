@@ -9,7 +9,7 @@ from dgt.checks import ConfigError
 from dgt.config import Config
 from dgt.network import graphs, weights
 from dgt.network.weights import Weights
-from dgt.world import Placement
+from dgt.placement import Placement
 
 DEFAULT_NODES = 16
 

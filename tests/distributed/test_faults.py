@@ -21,8 +21,9 @@ import torch
 
 import dgt
 from dgt.launch import EXIT_STOPPED, LaunchError
+from dgt.notices import PeerError
 from dgt.training.chaos import MARKER
-from dgt.world import Node, PeerError
+from dgt.world import Node
 from tests.distributed.ranks import DGT, TORCHRUN, command, run_ranks
 from tests.distributed.runs import NOISY, assert_identical, commits, configured, metrics, train
 from tests.distributed.test_commands import alive, descendants

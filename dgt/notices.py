@@ -1,0 +1,49 @@
+"""What ranks tell each other besides numbers: that a peer is gone, a message wrong, a stop or a checkpoint wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class PeerError(RuntimeError):
+    """Another rank did not answer in time, or its connection is gone."""
+
+
+class WireError(RuntimeError):
+    """A message that is not the one asked for: stale, short, of another layout, or damaged."""
+
+
+NEVER = 2**32 - 1
+
+
+@dataclass(slots=True)
+class Notices:
+    """What travels in the head of every message: the iteration to stop at, and to save at. The earliest counts.
+
+    Whoever announces one chooses it so far ahead that everybody has heard of it by then, neighbour by neighbour: so
+    all ranks act at the same iteration without asking anyone.
+    """
+
+    stop_at: int = NEVER
+    save_at: int = NEVER
+    stop_asked: int = 0
+    """The signal that asked this rank to stop; it is announced with the next step."""
+    save_asked: bool = False
+
+    def hear(self, stop_at: int, save_at: int) -> None:
+        self.stop_at, self.save_at = min(self.stop_at, stop_at), min(self.save_at, save_at)
+
+    def announce(self, iteration: int) -> None:
+        """Pass on what this rank was asked for, to be done at that iteration unless others are earlier."""
+        self.hear(iteration if self.stop_asked else NEVER, iteration if self.save_asked else NEVER)
+        self.save_asked = False
+
+
+def absence(error: Exception, timeout: float) -> str:
+    """What gloo's or nccl's error says of a missing peer, in plain words; other errors are raised again."""
+    text = str(error).lower()
+    if isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text:
+        return f"did not answer within {timeout:g} s"
+    if any(word in text for word in ("connection", "closed", "reset", "broken pipe", "socket", "remote", "is gone")):
+        return "is gone (connection closed)"
+    raise error

@@ -1,0 +1,103 @@
+"""Where a launcher put this process, and what follows from it: pure decisions about ranks, devices and backends."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dgt.checks import ConfigError, SharedError
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a launcher put this process."""
+
+    launcher: str  # "torchrun", "srun" or "alone"
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+def detect(environ: Mapping[str, str]) -> Placement:
+    """Tell torchrun, srun and a bare shell apart.
+
+    torchrun wins over Slurm, because torchrun runs inside srun and not the other way round. A Slurm step of
+    one task (an interactive shell, a sweep job) counts as a bare shell: it may start ranks of its own.
+    """
+    try:
+        if "RANK" in environ and "WORLD_SIZE" in environ:
+            rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+            if not 0 <= rank < size:
+                raise ValueError(f"RANK={rank}, WORLD_SIZE={size}")
+            # launchers that do not say what is on this host may have put one rank on each
+            local_rank, local_size = int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1))
+            return Placement("torchrun", rank, size, local_rank, local_size)
+        if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+            rank, size = int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"])
+            local_size = _tasks_on_node(
+                environ.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(environ["SLURM_NODEID"])
+            )
+            return Placement("srun", rank, size, int(environ["SLURM_LOCALID"]), local_size)
+    except (KeyError, ValueError, IndexError) as error:
+        raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
+    return Placement("alone")
+
+
+def _tasks_on_node(counts: str, node: int) -> int:
+    """Slurm's '2(x3),1' means 2, 2, 2, 1."""
+    expanded: list[int] = []
+    for part in counts.split(","):
+        count, _, times = part.partition("(x")
+        expanded += [int(count)] * int(times.rstrip(")") or 1)
+    return expanded[node]
+
+
+def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port all tasks of a Slurm step agree on: its first host, a port from job and step number."""
+    host = "127.0.0.1"
+    if environ.get("SLURM_STEP_NUM_NODES", "1") != "1":
+        host = _reachable((_scontrol("hostnames", environ["SLURM_STEP_NODELIST"]).split() or [""])[0])
+    number = int(environ.get("SLURM_JOB_ID", "0")) * 37 + int(environ.get("SLURM_STEP_ID", "0"))
+    return host, 20000 + number % 12000
+
+
+def _reachable(node: str) -> str:
+    """The node's name where it resolves, else the address Slurm itself uses for it."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        address = re.search(r"NodeAddr=(\S+)", _scontrol("node", node))
+        return address.group(1) if address else node
+    return node
+
+
+def _scontrol(*arguments: str) -> str:
+    try:
+        return subprocess.run(["scontrol", "show", *arguments], capture_output=True, text=True, timeout=30).stdout
+    except OSError as error:
+        raise ConfigError(f"srun on several hosts needs scontrol to find the first one ({error.strerror})") from None
+
+
+def choose_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
+    """nccl when every rank has a GPU of its own, else gloo. gpu_of_rank: a number per GPU, 0 for none."""
+    own_gpu_each = all(gpu_of_rank) and len(set(gpu_of_rank)) == len(gpu_of_rank)
+    if requested == "nccl" and not own_gpu_each:
+        short = "no GPU" if not all(gpu_of_rank) else "a GPU shared with another rank"
+        rank = next(r for r, gpu in enumerate(gpu_of_rank) if not gpu or list(gpu_of_rank).index(gpu) != r)
+        raise SharedError(f"backend=nccl: rank {rank} has {short}; use backend=gloo or one rank per GPU")
+    return "nccl" if own_gpu_each and requested != "gloo" else "gloo"
+
+
+def choose_device(requested: str, local_rank: int, gpus: int) -> str:
+    """cuda:(local rank modulo visible GPUs), or cpu where there is none."""
+    return f"cuda:{local_rank % gpus}" if gpus and requested != "cpu" else "cpu"
+
+
+def refuse_missing_gpu(requested: str, gpu_of_rank: Sequence[int]) -> None:
+    """device=cuda needs a GPU on every rank, which all of them know of: gpu_of_rank as in `choose_backend`."""
+    if requested == "cuda" and not all(gpu_of_rank):
+        raise SharedError(f"device=cuda: rank {list(gpu_of_rank).index(0)} has no GPU; use device=cpu")
