@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dgt.network import graphs, weights
     from dgt.notices import PeerError
     from dgt.problems.base import Problem, ProblemContext
-from dgt.world import Node, join
+    from dgt.world import Node, join
 
 __all__ = [
     "DSGD", "AllReduce", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node", "PeerError",

@@ -22,26 +22,26 @@ class Placement:
     local_size: int = 1
 
 
-def detect(environ: Mapping[str, str]) -> Placement:
+def detect(variables: Mapping[str, str]) -> Placement:
     """Tell torchrun, srun and a bare shell apart.
 
     torchrun wins over Slurm, because torchrun runs inside srun and not the other way round. A Slurm step of
     one task (an interactive shell, a sweep job) counts as a bare shell: it may start ranks of its own.
     """
     try:
-        if "RANK" in environ and "WORLD_SIZE" in environ:
-            rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        if "RANK" in variables and "WORLD_SIZE" in variables:
+            rank, size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
             if not 0 <= rank < size:
                 raise ValueError(f"RANK={rank}, WORLD_SIZE={size}")
             # launchers that do not say what is on this host may have put one rank on each
-            local_rank, local_size = int(environ.get("LOCAL_RANK", 0)), int(environ.get("LOCAL_WORLD_SIZE", 1))
+            local_rank, local_size = int(variables.get("LOCAL_RANK", 0)), int(variables.get("LOCAL_WORLD_SIZE", 1))
             return Placement("torchrun", rank, size, local_rank, local_size)
-        if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-            rank, size = int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"])
+        if "SLURM_STEP_ID" in variables and int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+            rank, size = int(variables["SLURM_PROCID"]), int(variables["SLURM_STEP_NUM_TASKS"])
             local_size = _tasks_on_node(
-                environ.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(environ["SLURM_NODEID"])
+                variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(variables["SLURM_NODEID"])
             )
-            return Placement("srun", rank, size, int(environ["SLURM_LOCALID"]), local_size)
+            return Placement("srun", rank, size, int(variables["SLURM_LOCALID"]), local_size)
     except (KeyError, ValueError, IndexError) as error:
         raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
     return Placement("alone")
@@ -56,12 +56,12 @@ def _tasks_on_node(counts: str, node: int) -> int:
     return expanded[node]
 
 
-def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int]:
+def slurm_rendezvous(variables: Mapping[str, str]) -> tuple[str, int]:
     """Host and port all tasks of a Slurm step agree on: its first host, a port from job and step number."""
     host = "127.0.0.1"
-    if environ.get("SLURM_STEP_NUM_NODES", "1") != "1":
-        host = _reachable((_scontrol("hostnames", environ["SLURM_STEP_NODELIST"]).split() or [""])[0])
-    number = int(environ.get("SLURM_JOB_ID", "0")) * 37 + int(environ.get("SLURM_STEP_ID", "0"))
+    if variables.get("SLURM_STEP_NUM_NODES", "1") != "1":
+        host = _reachable((_scontrol("hostnames", variables["SLURM_STEP_NODELIST"]).split() or [""])[0])
+    number = int(variables.get("SLURM_JOB_ID", "0")) * 37 + int(variables.get("SLURM_STEP_ID", "0"))
     return host, 20000 + number % 12000
 
 

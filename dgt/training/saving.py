@@ -132,6 +132,9 @@ def resume(session: Session, say: Say) -> tuple[int, Path | None]:
             if not damage:
                 return (0, None) if warm else (commit.step, commit.path.parents[1] / "metrics.jsonl")
         wrong = [damage]
+        if node.is_main and session.config.resume == "auto":
+            # it must not count among the last few that are kept
+            (Path(path) / COMMIT).rename(Path(path) / f"{COMMIT}.damaged")
         say(f"checkpoint {Path(path).name}: {damage}; going back to the one before")
 
 

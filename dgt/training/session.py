@@ -17,7 +17,7 @@ from dgt.exchange.buffers import MixedBuffers
 from dgt.exchange.network import Network
 from dgt.network.weights import Weights, normalise
 from dgt.problems import Problem
-from dgt.training.state import Tree, random_state, restore_random_state
+from dgt.training.state import Tree, random_state, restore_random_state, seed_generators
 from dgt.world import Node, cache_dir
 
 LOCAL_KEYS = ("root",)  # hosts may keep their data in different places
@@ -33,7 +33,9 @@ class Session:
         self.network = Network(
             node, graph, weights, config.strategy.name, config.laziness, config.transport, crc=config.crc
         )
+        seed_generators(seeds[0])  # whatever a model starts from is the same on all nodes
         self.problem = together(node, self._make_problem)
+        seed_generators(seeds[0], node.rank + 1)  # dropout and the like are not
         self.clock, self.losses = Clock(), IntervalLoss(node.name)
         self.start_optimizer()
 

@@ -65,6 +65,14 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{'x'.join(map(str, tensor.shape)) or 'a scalar'} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
+def seed_generators(seed: int, stream: int = 0) -> None:
+    """Start all global random number generators, so that a run can be repeated."""
+    words = np.random.SeedSequence([seed, stream]).generate_state(2)
+    random.seed(int(words[0]))
+    np.random.seed(words[0])
+    torch.manual_seed(int(words[1]))
+
+
 def random_state(device: torch.device) -> Tree:
     """The states of all global random number generators."""
     version, words, gauss = random.getstate()

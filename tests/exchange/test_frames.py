@@ -1,0 +1,101 @@
+"""Every message is the one asked for, or an error that names its sender and iteration."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dgt.exchange.frames import HEAD, TAIL, Frame, Seal, frame_bytes
+from dgt.notices import NEVER, Notices, WireError
+
+LIKE = torch.empty(37, dtype=torch.float32)
+
+
+def node(rank: int) -> Any:
+    return SimpleNamespace(rank=rank, name=rank, members=list(range(8)), notices=Notices())
+
+
+def framed(like: torch.Tensor = LIKE) -> Frame:
+    frame = Frame(torch.zeros(frame_bytes(like), dtype=torch.uint8), like)
+    frame.payload.copy_(torch.arange(like.numel()).to(like.dtype) + 1)
+    return frame
+
+
+def sealed(
+    number: int = 5, iteration: int = 40, kind: str = "tracker", like: torch.Tensor = LIKE, crc: bool = True
+) -> Frame:
+    frame = framed(like)
+    Seal(node(3), kind, like, crc).write(frame, number, iteration)
+    return frame
+
+
+def check(frame: Frame, crc: bool = True) -> None:
+    Seal(node(1), "tracker", LIKE, crc).check(frame, sender=3, number=5, iteration=40)
+
+
+def delivered(frame: Frame) -> Frame:
+    """What a receive buffer of the expected size holds afterwards, as gloo fills it: what came, then what was there."""
+    inbox = sealed(number=4, iteration=39)
+    taken = min(inbox.raw.numel(), frame.raw.numel())
+    inbox.raw[:taken] = frame.raw[:taken]
+    return inbox
+
+
+def test_the_right_message_passes() -> None:
+    check(sealed())
+    check(sealed(crc=False), crc=False)
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    draw = random.Random(0)
+    for _ in range(400):
+        frame = sealed()
+        bit = draw.randrange(8 * frame.raw.numel())
+        frame.raw[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError, match="node 1: the tracker of iteration 40 from neighbour 3 is wrong: "):
+            check(frame)
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (sealed(number=4, iteration=39), "it is number 4 of iteration 39, expected 5 of 40"),
+        (sealed(number=7, iteration=40), "it is number 7 of iteration 40, expected 5 of 40"),
+        (sealed(kind="parameters"), "another kind, shape or dtype"),
+        (sealed(like=LIKE.view(torch.int32)), "another kind, shape or dtype"),
+        (sealed(like=torch.empty(1, 37)), "another kind, shape or dtype"),
+        (sealed(like=torch.empty(30)), "120 bytes in place of 148"),
+    ],
+    ids=["stale", "early", "swapped", "dtype", "shape", "short"],
+)
+@pytest.mark.parametrize("crc", [True, False])
+def test_what_is_wrong_is_said(frame: Frame, words: str, crc: bool) -> None:
+    with pytest.raises(WireError, match=words):
+        check(delivered(frame), crc)
+
+
+def test_a_message_cut_off_anywhere_is_noticed_without_checksums() -> None:
+    whole = sealed(crc=False)
+    for length in range(0, whole.raw.numel() - TAIL, 3):
+        inbox = sealed(number=4, iteration=39, crc=False)
+        inbox.raw[:length] = whole.raw[:length]
+        with pytest.raises(WireError, match=r"number 4 of|head is damaged|end is missing"):
+            check(inbox, crc=False)
+
+
+def test_notices_travel_in_the_head_and_the_earliest_counts() -> None:
+    sender, receiver = node(3), node(1)
+    sender.notices.hear(90, NEVER)
+    receiver.notices.hear(95, 70)
+    frame = framed()
+    Seal(sender, "tracker", LIKE, False).write(frame, 5, 40)
+    Seal(receiver, "tracker", LIKE, False).check(frame, 3, 5, 40)
+    assert (receiver.notices.stop_at, receiver.notices.save_at) == (90, 70)
+
+
+def test_head_and_tail_are_all_that_is_added() -> None:
+    assert frame_bytes(torch.empty(10, dtype=torch.float64)) == HEAD + 80 + TAIL
