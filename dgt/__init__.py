@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from dgt.network import graphs, weights
     from dgt.notices import PeerError
     from dgt.problems.base import Problem, ProblemContext
+    from dgt.training.library import Checkpoints
     from dgt.world import Node, join
 
 __all__ = [
-    "DSGD", "AllReduce", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node", "PeerError",
-    "Problem", "ProblemContext", "graphs", "join", "weights",
+    "DSGD", "AllReduce", "Checkpoints", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node",
+    "PeerError", "Problem", "ProblemContext", "graphs", "join", "weights",
 ]  # fmt: skip
 
 # Imported at first use: torch takes seconds, and the `dgt` command has something to do meanwhile.
@@ -29,6 +30,7 @@ _HOMES = {
     "DSGD": "dgt.algorithms", "AllReduce": "dgt.algorithms", "GradientTracking": "dgt.algorithms",
     "ConfigError": "dgt.checks", "Config": "dgt.config", "MixedBuffers": "dgt.exchange.buffers",
     "Network": "dgt.exchange.network", "graphs": "dgt.network", "weights": "dgt.network",
+    "Checkpoints": "dgt.training.library",
     "Problem": "dgt.problems.base", "ProblemContext": "dgt.problems.base",
     "Node": "dgt.world", "PeerError": "dgt.notices", "join": "dgt.world",
 }  # fmt: skip

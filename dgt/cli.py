@@ -105,6 +105,8 @@ def prepared(config: Config, show: str) -> TrainJob:
     here = world.placement()
     weights, _ = network_of(config, here)
     problems.check(config, weights)
+    if config.chaos.rank is not None:
+        check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
     if config.on_peer_loss == "continue" and here.launcher == "torchrun":
         raise ConfigError(
             "on_peer_loss=continue: torchrun ends all ranks when one is lost; use dgt train alone, or srun"
@@ -136,6 +138,8 @@ def compare(options: argparse.Namespace) -> None:
     for item in composing.parse(options.overrides):
         if item.key_or_group in ("strategy", "seed"):
             raise ConfigError(f"{item.key_or_group}: dgt compare runs both strategies and seeds=COUNT; leave it out")
+        if item.key_or_group.split(".")[0] in ("resume", "warm_start", "checkpoint", "on_peer_loss", "chaos"):
+            raise ConfigError(f"{item.key_or_group}: for dgt train only; dgt compare runs every cell from its start")
         if item.is_sweep_override() and item.key_or_group not in ("weights", "topology"):
             raise ConfigError(
                 f"{item.input_line}: dgt compare varies weights and topology; give one {item.key_or_group}"

@@ -46,7 +46,7 @@ def test_a_folder_of_ones_own_adds_choices(tmp_path: Path) -> None:
 
 
 def test_conf_has_all_groups() -> None:
-    assert set(groups()) == {"strategy", "topology", "weights", "problem", "algorithm", "logger", "experiment"}
+    assert set(groups()) == {"strategy", "topology", "weights", "problem", "algorithm", "logger", "chaos", "experiment"}
     assert (conf_dir() / "config.yaml").is_file()
 
 

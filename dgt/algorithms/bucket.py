@@ -17,12 +17,15 @@ import torch
 from dgt.algorithms.base import DecentralizedOptimizer
 from dgt.exchange.flat import Piece
 from dgt.exchange.streams import PIECE, CompressedStream, Stream
+from dgt.exchange.transport import Outbox
 
 
 class Bucket(Protocol):
     """The steps of the algorithm, in the order they are called."""
 
     part: slice
+    looks: bool
+    """Whether to look for numbers that are not finite before anything is sent; off only to measure what it costs."""
 
     @property
     def under_way(self) -> bool:
@@ -43,6 +46,9 @@ class Bucket(Protocol):
     def state(self) -> dict[str, torch.Tensor]:
         """What the streams keep between steps."""
 
+    def outboxes(self) -> list[Outbox]:
+        """Where its messages leave."""
+
 
 class LargeBucket:
     """z and y in a stream each, so that y travels while the next gradient is computed."""
@@ -50,7 +56,7 @@ class LargeBucket:
     def __init__(
         self, optimizer: DecentralizedOptimizer, rest: torch.Tensor, part: slice, wire: torch.dtype | None
     ) -> None:
-        self.part, self._optimizer = part, optimizer
+        self.part, self._optimizer, self.looks = part, optimizer, True
         self._theta, self._rest = optimizer.flat.values, rest
         network, transport, like = optimizer.network, optimizer.transport, self._theta[part]
         if wire is None:
@@ -77,9 +83,10 @@ class LargeBucket:
                 y.mul_(network.gradient_scale)
             torch.lerp(rest, gradient.to(rest.dtype), 1 - network.row.own, out=rest)
             torch.add(theta, y, alpha=-self._lr(piece), out=z)
-            if self._on_cpu:
+            if self._on_cpu and self.looks:
                 total += float(z.sum())  # while it is in the cache; z is finite only if theta, g and B are
-        self._optimizer.refuse_non_finite(total if self._on_cpu else float(self._z.buffer.sum()))
+        if self.looks:
+            self._optimizer.refuse_non_finite(total if self._on_cpu else float(self._z.buffer.sum()))
         self._z.post(iteration)
         self._iteration = iteration
 
@@ -137,6 +144,9 @@ class LargeBucket:
     def _lr(self, piece: Piece) -> float:
         return float(self._optimizer.param_groups[piece.group]["lr"])
 
+    def outboxes(self) -> list[Outbox]:
+        return [self._z.outbox, self._y.outbox]
+
     def state(self) -> dict[str, torch.Tensor]:
         streams = {"z": self._z, "y": self._y}
         return {f"{name}_{key}": value for name, stream in streams.items() for key, value in stream.state().items()}
@@ -152,7 +162,7 @@ class SmallBucket:
     def __init__(self, optimizer: DecentralizedOptimizer, rest: torch.Tensor) -> None:
         self._optimizer, self._scale = optimizer, optimizer.network.gradient_scale
         size, row = rest.numel(), optimizer.network.row
-        self.part, self.under_way = slice(0, size), False
+        self.part, self.under_way, self.looks = slice(0, size), False, True
         self._both = optimizer.transport.outbox("both", torch.cat([rest, rest]), inboxes=len(row.neighbours))
         self._theta, self._rest = optimizer.flat.values.numpy(), rest.numpy()
         self._gradient, self._mixed = np.empty_like(self._rest), np.concatenate([self._rest, self._rest])
@@ -173,7 +183,8 @@ class SmallBucket:
         if self._scale != 1:
             y *= self._scale
         self._descend(y, out=z)
-        self._optimizer.refuse_non_finite(float(z.sum()))
+        if self.looks:
+            self._optimizer.refuse_non_finite(float(z.sum()))
         pending = self._both.post(iteration)
         pending.shared()
         pending.complete()
@@ -218,6 +229,9 @@ class SmallBucket:
         self._optimizer.refuse_non_finite(float(direction.sum()))
         self._descend(direction, out=direction)
         self._theta[:] = direction
+
+    def outboxes(self) -> list[Outbox]:
+        return [self._both]
 
     def state(self) -> dict[str, torch.Tensor]:
         return {}

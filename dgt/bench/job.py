@@ -15,7 +15,7 @@ import torch
 
 from dgt.bench import peers
 from dgt.bench.presets import PRESETS, Workload, workload
-from dgt.bench.variants import Compute, MirrorNetwork, Tracking, Variant
+from dgt.bench.variants import Compute, MirrorNetwork, Tracking, Unchecked, Variant
 from dgt.checks import ConfigError, check_choice, check_range
 from dgt.config import TOPOLOGIES, TopologyConfig
 from dgt.exchange import shared
@@ -37,7 +37,10 @@ VARIANTS = {
     "no_overlap": "dgt, every exchange awaited at once",
     "buckets": "dgt, the exchange started during backward",
     "bfloat16": "dgt over the process group, 16 bits per number on the wire",
+    "unchecked": "shared, without looking at what is sent and received",
+    "crc": "shared, with a checksum of every message",
 }
+ON_DEMAND = ("unchecked", "crc")  # what the checks cost; for those who name them
 MEASURES = ("start", "end", "cpu", "wait", "bytes", "peak_mb")
 BUCKET_MB = 1.0
 PROCESS = Path("/proc/self")  # on Linux
@@ -64,7 +67,7 @@ class BenchConfig:
     transport: str = "auto"
     """Of no_overlap and buckets: auto (shared memory where there is any) or messages."""
     variants: list[str] = field(default_factory=list)
-    """Which to measure, as [compute,ddp,shared]; []: all that can run here."""
+    """Which to measure, as [compute,ddp,shared]; []: all that can run here, without unchecked and crc."""
     run_dir: str | None = None
     """Where to write; null: runs/<time>-bench."""
 
@@ -117,7 +120,7 @@ class BenchJob:
 
 def _plan(config: BenchConfig, node: Node, weights: Weights) -> tuple[list[str], nx.Graph]:
     """The variants to measure, and on which graph."""
-    names = config.variants or [name for name in VARIANTS if not unavailable(name, node)]
+    names = config.variants or [name for name in VARIANTS if name not in ON_DEMAND and not unavailable(name, node)]
     for name in names:
         if why := unavailable(name, node):
             raise ConfigError(f"variants: {name} cannot run here: {why}")
@@ -140,7 +143,7 @@ def _over_ranks(measured: np.ndarray, steps: int, one_clock: bool) -> dict[str, 
 
 def unavailable(name: str, node: Node) -> str:
     """Why this variant cannot be measured here; nothing if it can."""
-    if name in ("limit", "shared") and (node.device.type != "cpu" or not shared.available()):
+    if name in ("limit", "shared", *ON_DEMAND) and (node.device.type != "cpu" or not shared.available()):
         return "it needs parameters in memory that ranks can share (Linux on x86-64, CPU)"
     if name == "naive" and node.device.type != "cpu" and node.backend != "nccl":
         return "gloo sends CPU tensors only"
@@ -165,6 +168,8 @@ def build(name: str, config: BenchConfig, work: Workload, node: Node, graph: nx.
         "shared": lambda: tracking("auto"),
         "no_overlap": lambda: tracking(overlap=False),
         "buckets": lambda: tracking(bucket_mb=BUCKET_MB),
+        "unchecked": lambda: Unchecked(work, Network(node, graph, weights)),
+        "crc": lambda: Tracking(work, Network(node, graph, weights, crc=True)),
         "bfloat16": lambda: tracking("messages", wire="bfloat16"),
     }
     return makers[name]()

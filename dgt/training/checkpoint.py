@@ -216,11 +216,18 @@ def read_commit(path: Path) -> Commit:
         if rest or hashlib.sha256(text).hexdigest().encode() != checksum:
             raise DamagedError("its COMMIT record is damaged")
         record = json.loads(text)
-    except (OSError, ValueError):
+        if record["format"] != FORMAT:
+            raise DamagedError(f"format {record['format']}, this version reads {FORMAT}")
+        files = [
+            {"sha256": str(f["sha256"]), "bytes": int(f["bytes"]), "share": float(f["share"])} for f in record["files"]
+        ]
+        facts = {str(name): str(text) for name, text in record["facts"].items()}
+        commit = Commit(path, int(record["step"]), int(record["world"]), facts, files, float(record["time"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DamagedError("its COMMIT record is damaged or cannot be read") from None
-    if record["format"] != FORMAT:
-        raise DamagedError(f"format {record['format']}, this version reads {FORMAT}")
-    return Commit(path, record["step"], record["world"], record["facts"], record["files"], record["time"])
+    if len(files) != commit.world:
+        raise DamagedError(f"it has {len(files)} files for {commit.world} ranks")
+    return commit
 
 
 def read_rank(commit: Commit, rank: int) -> bytes:

@@ -60,7 +60,7 @@ def evaluate(
     metrics = problem.summarise(means, average.numpy())
     metrics |= {name: np.full(copies, value) for name, value in of_average.items()}
     metrics["consensus"] = squares[0].sqrt().numpy()
-    metrics["average_norm"] = np.linalg.norm(average.numpy(), axis=-1)
+    metrics["average_norm"] = average.norm(dim=-1).numpy()
     if error is not None:
         metrics["tracking_residual"] = squares[1].sqrt().numpy()
         metrics["tracking_scale"] = pieces[-1][1:]

@@ -6,14 +6,16 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from dgt.checks import ConfigError
-from dgt.config import Config
-from dgt.exchange.agreement import share_trouble, told_by_main
+from dgt.checks import ConfigError, SharedError
+from dgt.config import CheckpointConfig, Config
+from dgt.exchange.agreement import share_trouble, together, told_by_main
+from dgt.exchange.network import Network
 from dgt.notices import NEVER
 from dgt.training import checkpoint
 from dgt.training.checkpoint import COMMIT, Commit, DamagedError, Writer
@@ -41,46 +43,74 @@ def source_of(config: Config) -> Path | None:
     return folder
 
 
-class Saver:
-    """Writes checkpoints of a session when they are due; all ranks make theirs together."""
+class Subject(Protocol):
+    """What can be saved and resumed; all ranks make theirs together."""
 
-    def __init__(self, session: Session, say: Say, phase: Callable[[str], None]) -> None:
-        node, settings = session.node, session.config.checkpoint
-        self._session, self._settings = session, settings
+    node: Node
+    network: Network
+
+    def facts(self) -> dict[str, str]: ...
+
+    def state(self) -> Tree: ...
+
+    def load(self, state: Tree) -> None: ...
+
+
+class Saver:
+    """Writes checkpoints when they are due."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        directory: Path,
+        settings: CheckpointConfig,
+        say: Say,
+        phase: Callable[[str], None] = lambda name: None,
+        further: Mapping[str, str] | None = None,
+    ) -> None:
+        node = subject.node
+        self._subject, self._settings = subject, settings
         self._since = time.monotonic()
-        attempt = told_by_main(node, secrets.token_hex(4), 8)
-        self.directory = Path(str(session.config.run_dir)) / FOLDER
-        config = json.dumps(session.config.to_dict(), sort_keys=True)
         self.writer = Writer(
-            self.directory,
+            directory,
             node.rank,
             node.size,
-            attempt,
-            session.network.average_weight,
-            session.facts() | environment(node) | {"config": hashlib.sha256(config.encode()).hexdigest()},
+            told_by_main(node, secrets.token_hex(4), 8),
+            subject.network.average_weight,
+            subject.facts() | environment(node) | dict(further or {}),
             settings.keep_last,
             settings.keep_every,
             say=say,
             phase=phase,
         )
 
+    @classmethod
+    def of_session(cls, session: Session, say: Say, phase: Callable[[str], None]) -> Saver:
+        """Into the run directory, as the config says."""
+        config = session.config
+        text = json.dumps(config.to_dict(), sort_keys=True)
+        folder = Path(str(config.run_dir)) / FOLDER
+        return cls(
+            session, folder, config.checkpoint, say, phase, {"config": hashlib.sha256(text.encode()).hexdigest()}
+        )
+
     def ask_if_late(self) -> None:
         """Rank 0 looks at the clock; the others hear of it with the messages."""
         limit = 60 * self._settings.minutes
-        if self._session.node.is_main and limit and time.monotonic() > self._since + limit:
+        if self._subject.node.is_main and limit and time.monotonic() > self._since + limit:
             self._since = time.monotonic()
-            self._session.node.notices.save_asked = True
+            self._subject.node.notices.save_asked = True
 
     def is_due(self, iteration: int) -> bool:
-        notices = self._session.node.notices
+        notices = self._subject.node.notices
         by_count = self._settings.every and iteration and iteration % self._settings.every == 0
         return bool(by_count) or iteration >= notices.save_at
 
     def save(self, iteration: int) -> None:
         """Copy the state; the rest is done in the background."""
         self._since = time.monotonic()
-        state = self._session.state()
-        self._session.node.notices.save_at = NEVER
+        state = self._subject.state()
+        self._subject.node.notices.save_at = NEVER
         self.writer.save(iteration, state)
 
     def save_now(self, iteration: int) -> bool:
@@ -101,14 +131,27 @@ def environment(node: Node) -> dict[str, str]:
 
 
 def resume(session: Session, say: Say) -> tuple[int, Path | None]:
-    """Continue from the last checkpoint that is whole on all ranks.
-
-    Returns its iteration, 0 if there is none, and the metrics of the run that wrote it.
-    """
-    node, warm = session.node, session.config.warm_start
-    if session.config.resume == "none":
+    """Continue as `config.resume` says; returns the iteration, 0 for a start, and the metrics of the run before."""
+    config, warm = session.config, session.config.warm_start
+    if config.resume == "none":
         return 0, None
-    source = source_of(session.config) if node.is_main else None
+
+    def use(commit: Commit) -> str:
+        compare(session, commit, config.resume, say, only=("model",) if warm else None)
+        return _warm_start(session, commit, say) if warm else load(session, commit)
+
+    source = source_of(config) if session.node.is_main else None
+    commit = find(session.node, source, config.resume, say, use)
+    if commit is None or warm:
+        return 0, None
+    return commit.step, commit.path.parents[1] / "metrics.jsonl"
+
+
+def find(node: Node, source: Path | None, name: str, say: Say, use: Callable[[Commit], str]) -> Commit | None:
+    """The last checkpoint in rank 0's `source` that all ranks could use; `use` says what is wrong with one.
+
+    None if there is none at all, which is fine for resume=auto only.
+    """
     commits, wrong = _candidates(source) if source is not None else ([], [])
     for words in wrong:
         say(f"checkpoint {words}; not used")
@@ -116,9 +159,9 @@ def resume(session: Session, say: Say) -> tuple[int, Path | None]:
         newest = commits.pop() if commits else None
         path = told_by_main(node, str(newest.path) if newest else "")
         if not path:
-            if wrong or session.config.resume != "auto":
-                raise ConfigError(f"resume={session.config.resume}: no checkpoint there is whole")
-            return 0, None
+            missing = node.is_main and (wrong or name != "auto")
+            share_trouble(node, f"resume={name}: no checkpoint there is whole" if missing else "")
+            return None
         commit, trouble = None, ""
         try:
             commit = checkpoint.read_commit(Path(path))
@@ -127,12 +170,11 @@ def resume(session: Session, say: Say) -> tuple[int, Path | None]:
         damage = _everybodys_trouble(node, trouble)
         if not damage:
             assert commit is not None
-            _compare(session, commit, warm, say)
-            damage = _warm_start(session, commit, say) if warm else _load(session, commit)
+            damage = use(commit)
             if not damage:
-                return (0, None) if warm else (commit.step, commit.path.parents[1] / "metrics.jsonl")
+                return commit
         wrong = [damage]
-        if node.is_main and session.config.resume == "auto":
+        if node.is_main and name == "auto":
             # it must not count among the last few that are kept
             (Path(path) / COMMIT).rename(Path(path) / f"{COMMIT}.damaged")
         say(f"checkpoint {Path(path).name}: {damage}; going back to the one before")
@@ -156,25 +198,22 @@ def _everybodys_trouble(node: Node, trouble: str) -> str:
     return ""
 
 
-def _compare(session: Session, commit: Commit, warm: bool, say: Say) -> None:
-    """A changed run is an error, a changed machine a warning."""
-    here = session.facts()
-    changed = {name: (commit.facts.get(name, "nothing"), text) for name, text in here.items()}
-    changed = {name: pair for name, pair in changed.items() if pair[0] != pair[1]}
-    if warm:
-        changed = {name: pair for name, pair in changed.items() if name == "model"}
+def compare(subject: Subject, commit: Commit, name: str, say: Say, only: tuple[str, ...] | None = None) -> None:
+    """A changed run is an error, a changed machine a warning; a warm start looks at the model only."""
+    pairs = {fact: (commit.facts.get(fact, "nothing"), now) for fact, now in subject.facts().items()}
+    changed = {fact: pair for fact, pair in pairs.items() if pair[0] != pair[1] and fact in (only or pairs)}
     if changed:
-        said = "; ".join(f"{name} is {then[:60]} there, {now[:60]} here" for name, (then, now) in changed.items())
-        hint = "" if warm else " (warm_start=true takes its average model only)"
-        raise ConfigError(f"resume={session.config.resume}: {said}{hint}")
-    for name, now in environment(session.node).items():
-        if commit.facts.get(name) != now and not warm:
-            say(f"resume: {name} was {commit.facts.get(name)}, is {now}: the last digits may differ")
+        said = "; ".join(f"{fact} is {then[:60]} there, {now[:60]} here" for fact, (then, now) in changed.items())
+        hint = "" if only else " (warm_start=true takes its average model only)"
+        raise SharedError(f"resume={name}: {said}{hint}")
+    for fact, now in environment(subject.node).items():
+        if commit.facts.get(fact) != now and not only:
+            say(f"resume: {fact} was {commit.facts.get(fact)}, is {now}: the last digits may differ")
 
 
-def _load(session: Session, commit: Commit) -> str:
+def load(subject: Subject, commit: Commit) -> str:
     """Every rank its own file; says what is wrong with one, if anything is."""
-    node, data, trouble = session.node, b"", ""
+    node, data, trouble = subject.node, b"", ""
     try:
         data = checkpoint.read_rank(commit, node.rank)
     except DamagedError as error:
@@ -182,14 +221,7 @@ def _load(session: Session, commit: Commit) -> str:
     damage = _everybodys_trouble(node, trouble)
     if damage:
         return damage
-    state, trouble = None, ""
-    try:
-        state = checkpoint.parse(data, copied(session.state()), str(commit.path))
-    except ConfigError as error:
-        trouble = str(error)
-    share_trouble(node, trouble)
-    assert state is not None
-    session.load(state)
+    subject.load(together(node, lambda: checkpoint.parse(data, copied(subject.state()), str(commit.path))))
     return ""
 
 

@@ -111,7 +111,7 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
     logger.start(first, history)
     chaos, saver = Chaos(config, node), None
     if config.checkpoint.keep_last:
-        saver = Saver(session, say, chaos.phase)
+        saver = Saver.of_session(session, say, chaos.phase)
         node.stop_on_signals()
     while True:
         try:
@@ -123,7 +123,7 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
             words = session.go_on_without_the_lost()
             first = session.optimizer.iteration
             logger.go_on(first, words, node.members, speaks=node.is_main)
-            saver = Saver(session, say, chaos.phase) if saver is not None else None
+            saver = Saver.of_session(session, say, chaos.phase) if saver is not None else None
     session.optimizer.drain()
     if saver is not None:
         saved = saver.save_now(config.iterations if stopped_at is None else stopped_at)

@@ -63,6 +63,7 @@ FILES = {
     "bad_syntax.py": b"class (\n",
     "bad_start.py": b"\n1 / 0\n",
     "full/metrics.jsonl": b"{}\n",
+    "damaged/checkpoints/00000010-abcd1234/COMMIT": b"{}\nnothing\n",
 }
 
 FOUR = ["nodes=4", "weights=uniform"]
@@ -87,7 +88,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU he
 BAD = [
     # typos and types
     (["topology=rnig"], "topology=rnig: did you mean ring? allowed: complete, "),
-    (["topolgy=ring"], "topolgy: no such key; did you mean topology? allowed: "),
+    (["topolgy=ring"], "topolgy: no such key; did you mean topology?"),
     (["topology.radius=1"], "topology.radius: topology=ring has no such key; it has no settings"),
     (["problem.name=text"], "problem.name=text: choose with problem=NAME; did you mean text? allowed: cifar10, "),
     (["lr=fast"], "lr=fast: must be a number"),
@@ -169,9 +170,23 @@ BAD = [
         "problem._target_=nowhere.Mine: cannot import it (No module named 'nowhere')",
     ),
     # run directory
-    (["run_dir=full"], "run_dir=full: already holds a run; choose another directory or remove it"),
+    (["run_dir=full"], "run_dir=full: already holds a run; choose another directory, or resume=auto"),
     (["run_dir=words"], "run_dir=words: cannot write there (Not a directory); choose another directory"),
     (["run_dir=/proc/run"], "run_dir=/proc/run: cannot write there (No such file or directory); choose another"),
+    # checkpoints, faults
+    (["resume=auto"], "resume=auto: say which run, run_dir=DIR"),
+    (["resume=missing"], "resume=missing: no complete checkpoint there; give a run or checkpoint directory"),
+    (["resume=full"], "resume=full: no complete checkpoint there; give a run or checkpoint directory"),
+    (["warm_start=true"], "warm_start=true: say from where, resume=DIR (resume=none here)"),
+    (["checkpoint.every=-1"], "checkpoint.every=-1: must be at least 0"),
+    (["checkpoint.evry=1"], "checkpoint.evry: no such key; did you mean "),
+    (["on_peer_loss=ignore"], "on_peer_loss=ignore: allowed: stop, continue"),
+    (["chaos=kil"], "chaos=kil: did you mean kill"),
+    (["chaos=kill", "chaos.phase=lunch"], "chaos.phase=lunch: allowed: step, copy, write, rename, commit, prune"),
+    (["chaos=kill", "chaos.rank=16"], "chaos.rank=16: must be at least 0 and at most 15"),
+    (["chaos=pause", "chaos.damage=flip"], "chaos.damage: chaos=pause has no such key; did you mean "),
+    (["crc=sometimes"], "crc=sometimes: must be true or false"),
+    ([*FOUR, "resume=damaged"], "resume=damaged: no checkpoint there is whole"),
     # found by ranks
     pytest.param([*FOUR, "backend=nccl"], "backend=nccl: rank 0 has no GPU; use backend=gloo or ", marks=no_gpu),
     pytest.param([*FOUR, "device=cuda"], "device=cuda: rank 0 has no GPU; use device=cpu", marks=no_gpu),
@@ -183,7 +198,7 @@ BAD = [
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, content in FILES.items():
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     monkeypatch.syspath_prepend(str(tmp_path))  # and everything that the search for problems adds is undone
     return tmp_path

@@ -34,11 +34,14 @@ STAND_IN = ["problem.model=cnn", "problem.batch=4", "problem.test_samples=16", "
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("dgt ") and " run " not in line])
 def test_every_dgt_command_runs(line: str, tmp_path: Path) -> None:
-    (tmp_path / "my_problem.py").write_text(PYTHON[2])
+    (tmp_path / "my_problem.py").write_text(PYTHON[-1])
     (tmp_path / "my_conf" / "problem").mkdir(parents=True)
     (settings,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
     (tmp_path / "my_conf" / "problem" / "parity.yaml").write_text(settings)
     words = shlex.split(line)[1:]
+    for run in re.findall(r"resume=(\w+)", line):  # a run that a line before has made
+        folder = f"run_dir={'long' if run == 'auto' else run}"
+        assert command([*DGT, "train", "weights=A", folder, "iterations=2"], tmp_path).returncode == 0
     if "scaling" in words or "preset=resnet18" in words:  # all ways of a large model take minutes
         words += ["nodes=4", "variants=[compute,shared]"]
     extra = [] if "--help" in words else SMALL[words[0]] + (STAND_IN if "experiment=cifar10" in line else [])
@@ -58,11 +61,13 @@ def test_the_torchrun_line_of_several_hosts_runs_as_one_host(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "dgt run"])
 def test_the_library_example_trains_under_both_launchers(launcher: str, tmp_path: Path) -> None:
-    example, average, _ = PYTHON
+    example, average, saving, _ = PYTHON
     assert len(example.splitlines()) < 40
     # the second snippet belongs into the same block, after training
     indented = "".join(f"    {line}\n" for line in average.splitlines())
     example += "    evaluate = lambda model: model(inputs).mean().item()\n" + indented
+    loop = example[example.index("        optimizer.zero_grad") : example.index("    losses =")]
+    example += "    def train_one_step():\n" + loop + "".join(f"    {line}\n" for line in saving.splitlines())
     (tmp_path / "my_training.py").write_text(example)
     (line,) = [line for line in LINES if line.endswith("my_training.py") and line.startswith(launcher)]
     done = command([*(TORCHRUN if launcher == "torchrun" else DGT), *shlex.split(line)[1:]], tmp_path)
@@ -71,6 +76,7 @@ def test_the_library_example_trains_under_both_launchers(launcher: str, tmp_path
     assert len(losses) == 4
     assert max(losses) < 0.5
     assert (tmp_path / "average.pt").is_file()
+    assert len(list((tmp_path / "checkpoints").glob("*/COMMIT"))) == 2
 
 
 def test_quickstart_prints_a_table_and_a_figure() -> None:

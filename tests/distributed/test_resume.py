@@ -7,13 +7,16 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+import dgt
 from dgt.launch import LaunchError
-from tests.distributed.ranks import DGT, command
+from dgt.world import Node
+from tests.distributed.ranks import DGT, command, run_ranks
 from tests.distributed.runs import NOISY, assert_identical, commits, last_state, metrics, train
 from tests.distributed.test_commands import told
 
@@ -50,7 +53,8 @@ def test_a_cnn_with_augmentation_and_batchnorm_goes_on_bit_by_bit(
 ) -> None:
     cnn = [
         "weights=[1,2,3]", "topology=ring", "problem=cifar10", "problem.model=cnn", "problem.norm=batch",
-        "problem.batch=16", "problem.test_samples=50", "iterations=24", "eval_every=6", "checkpoint.every=10", "lr=0.05",
+        "problem.batch=16", "problem.test_samples=50", "iterations=24", "eval_every=6", "checkpoint.every=10",
+        "lr=0.05",
         *overrides,
     ]  # fmt: skip
     train(tmp_path / "whole", *cnn)
@@ -185,6 +189,50 @@ def test_half_a_line_at_the_end_of_the_metrics_is_dropped(stopped: Path, tmp_pat
     train(tmp_path / "r", *LEAST_SQUARES, "resume=auto")
     train(tmp_path / "whole", *LEAST_SQUARES)
     assert_identical(tmp_path / "r", tmp_path / "whole")
+
+
+@dataclass
+class OwnLoop:
+    """A loop of one's own with a scheduler, dropout and BatchNorm; ends early where it is told to."""
+
+    folder: str
+    until: int
+    ask: int = -1
+
+    def run(self, node: Node) -> tuple[int, list[float]]:
+        node.stop_on_signals()
+        torch.manual_seed(node.rank)
+        network = dgt.Network(node, dgt.graphs.ring(node.size), [1.0, 2.0, 3.0])
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1)
+        )
+        optimizer = dgt.GradientTracking(model.parameters(), lr=0.05, network=network)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 12], gamma=0.5)
+        checkpoints = dgt.Checkpoints(
+            self.folder, network, every=4, model=model, optimizer=optimizer, scheduler=scheduler
+        )
+        done = checkpoints.resume()
+        while done < self.until:
+            optimizer.zero_grad()
+            model(torch.randn(16, 4)).square().mean().backward()
+            if done == self.ask and node.rank == 1:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            optimizer.step()
+            scheduler.step()
+            done += 1
+            if checkpoints.step(done):
+                break
+        else:
+            checkpoints.save(done)
+        state = torch.cat([value.double().flatten() for value in model.state_dict().values()])
+        return done, [*state.tolist(), optimizer.param_groups[0]["lr"]]
+
+
+def test_a_loop_of_ones_own_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    whole = run_ranks(OwnLoop(str(tmp_path / "whole"), 20), 3)
+    stopped = run_ranks(OwnLoop(str(tmp_path / "parts"), 20, ask=9), 3)
+    assert {done for done, _ in stopped.values()} == {10}, "all at one step"
+    assert run_ranks(OwnLoop(str(tmp_path / "parts"), 20), 3) == whole
 
 
 def test_nothing_listens_beyond_the_loopback_interface(tmp_path: Path) -> None:

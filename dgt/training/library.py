@@ -1,0 +1,97 @@
+"""Checkpoints for a training loop of one's own.
+
+checkpoints = dgt.Checkpoints("checkpoints", network, every=50, model=model, optimizer=optimizer, scheduler=scheduler)
+for step in range(checkpoints.resume(), 300):
+    ...
+    optimizer.step()
+    scheduler.step()
+    if checkpoints.step(step + 1):        # saved because somebody asked to stop: `node.stop_on_signals()`
+        break
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from dgt.algorithms import DecentralizedOptimizer
+from dgt.checks import ConfigError
+from dgt.config import CheckpointConfig
+from dgt.exchange.network import Network
+from dgt.training.saving import Saver, compare, find, load
+from dgt.training.state import Tree, random_state, restore_random_state
+
+
+class Checkpoints:
+    """Saves and resumes everything given by name: model, optimizer, scheduler, or what else has a `state_dict`.
+
+    The directory must be one that all ranks see. Random number generators are saved as well.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        network: Network,
+        *,
+        every: int = 0,
+        minutes: float = 10.0,
+        keep_last: int = 2,
+        keep_every: int = 0,
+        **parts: Any,
+    ) -> None:
+        self.node, self.network, self._parts = network.node, network, parts
+        optimizers = [part for part in parts.values() if isinstance(part, DecentralizedOptimizer)]
+        if len(optimizers) != 1:
+            raise ConfigError(f"Checkpoints: give one optimizer of dgt among the parts, found {len(optimizers)}")
+        self._optimizer, self._directory = optimizers[0], Path(directory)
+        settings = CheckpointConfig(every=every, minutes=minutes, keep_last=keep_last, keep_every=keep_every)
+        self._saver = Saver(self, self._directory, settings, self._say)
+
+    def resume(self) -> int:
+        """Load the last complete checkpoint on all ranks; returns its step, 0 if there is none."""
+
+        def use(commit: Any) -> str:
+            compare(self, commit, "auto", self._say)
+            return load(self, commit)
+
+        source = self._directory if self.node.is_main and self._directory.is_dir() else None
+        commit = find(self.node, source, "auto", self._say, use)
+        return commit.step if commit is not None else 0
+
+    def step(self, done: int) -> bool:
+        """After every step, with the number of steps done: save if it is time to; True if all are to stop now."""
+        if self._optimizer.stop_now:
+            self._saver.save_now(done)
+            return True
+        if self._saver.is_due(done):
+            self._saver.save(done)
+        self._saver.ask_if_late()
+        return False
+
+    def save(self, done: int) -> bool:
+        """Save now and wait until it is complete; all ranks call it."""
+        return self._saver.save_now(done)
+
+    def facts(self) -> dict[str, str]:
+        """What must be the same in a run that continues this one."""
+        world = {"world": f"{self.node.size} nodes", "parts": ", ".join(self._parts)}
+        return world | self.network.facts | {"model": self._optimizer.flat.layout()}
+
+    def state(self) -> Tree:
+        self._optimizer.drain()
+        parts = {
+            name: part.live_state() if isinstance(part, DecentralizedOptimizer) else part.state_dict()
+            for name, part in self._parts.items()
+        }
+        return {"parts": parts, "random": random_state(self.node.device)}
+
+    def load(self, state: Tree) -> None:
+        # the optimizer last: it takes the parameters over from the model
+        for name, part in sorted(self._parts.items(), key=lambda item: item[1] is self._optimizer):
+            part.load_state_dict(state["parts"][name])
+        restore_random_state(state["random"], self.node.device)
+
+    def _say(self, words: str) -> None:
+        if self.node.is_main:
+            print(f"dgt: {words}", file=sys.stderr, flush=True)
