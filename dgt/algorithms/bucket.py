@@ -184,7 +184,7 @@ class SmallBucket:
             y *= self._scale
         self._descend(y, out=z)
         if self.looks:
-            self._optimizer.refuse_non_finite(float(z.sum()))
+            self._optimizer.refuse_non_finite(float(np.add.reduce(z)))
         pending = self._both.post(iteration)
         pending.shared()
         pending.complete()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -81,8 +82,8 @@ class NoSeal(Seal):
     def write(self, frame: Frame, number: int, iteration: int) -> None:
         """Nothing around the payload."""
 
-    def check(self, frame: Frame, sender: int, number: int, iteration: int) -> None:
-        """Whatever it is."""
+    def check(self, frames: Iterable[tuple[int, Frame]], number: int, iteration: int) -> None:
+        """Whatever they are."""
 
 
 class Mirror(Transport):
@@ -103,8 +104,8 @@ class Mirror(Transport):
 class OwnSeal(Seal):
     """Checks what a neighbour would, on this rank's own messages."""
 
-    def check(self, frame: Frame, sender: int, number: int, iteration: int) -> None:
-        super().check(frame, self.node.rank, number, iteration)
+    def check(self, frames: Iterable[tuple[int, Frame]], number: int, iteration: int) -> None:
+        super().check([(self.node.rank, frame) for _, frame in frames], number, iteration)
 
 
 class MirrorNetwork(Network):

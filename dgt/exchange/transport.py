@@ -130,6 +130,7 @@ class Outbox:
         self.transport, self.kind, self.node = transport, kind, transport.node
         self.channel = channel % CHANNELS
         self.board, self.boards = board, boards
+        self.near = [[(peer, theirs.frames[turn]) for peer, theirs in boards.items()] for turn in (0, 1)]
         self.others = [peer for peer in transport.peers if peer not in boards]
         self.uses_nccl = self.node.backend == "nccl" and like.is_cuda
         self.seal = Seal(self.node, kind, like, transport.crc)
@@ -262,8 +263,7 @@ class Pending:
             raise self._absent(trouble[0], RuntimeError(trouble[1]))
         outbox.transport.wait_seconds += time.monotonic() - since
         turn = self._number % 2
-        for peer, board in outbox.boards.items():
-            outbox.seal.check(board.frames[turn], peer, self._number, self._step)
+        outbox.seal.check(outbox.near[turn], self._number, self._step)
         return [(peer, board.buffers[turn]) for peer, board in outbox.boards.items()]
 
     def messages(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -278,7 +278,7 @@ class Pending:
             if self._receives:
                 self._wait(self._receives[number], peer, deadline)
             inbox = outbox.inbox(number)
-            outbox.seal.check(inbox, peer, self._number, self._step)
+            outbox.seal.check([(peer, inbox)], self._number, self._step)
             yield peer, inbox.payload
             if self._receives:
                 self._receive_next()

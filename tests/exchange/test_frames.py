@@ -16,7 +16,7 @@ LIKE = torch.empty(37, dtype=torch.float32)
 
 
 def node(rank: int) -> Any:
-    return SimpleNamespace(rank=rank, name=rank, members=list(range(8)), notices=Notices())
+    return SimpleNamespace(rank=rank, name=rank, size=8, members=list(range(8)), notices=Notices())
 
 
 def framed(like: torch.Tensor = LIKE) -> Frame:
@@ -34,7 +34,7 @@ def sealed(
 
 
 def check(frame: Frame, crc: bool = True) -> None:
-    Seal(node(1), "tracker", LIKE, crc).check(frame, sender=3, number=5, iteration=40)
+    Seal(node(1), "tracker", LIKE, crc).check([(3, frame)], number=5, iteration=40)
 
 
 def delivered(frame: Frame) -> Frame:
@@ -93,7 +93,7 @@ def test_notices_travel_in_the_head_and_the_earliest_counts() -> None:
     receiver.notices.hear(95, 70)
     frame = framed()
     Seal(sender, "tracker", LIKE, False).write(frame, 5, 40)
-    Seal(receiver, "tracker", LIKE, False).check(frame, 3, 5, 40)
+    Seal(receiver, "tracker", LIKE, False).check([(3, frame)], 5, 40)
     assert (receiver.notices.stop_at, receiver.notices.save_at) == (90, 70)
 
 
