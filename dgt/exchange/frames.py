@@ -85,7 +85,7 @@ def number_of(frame: Frame) -> int:
 class Seal:
     """Writes and checks the heads of one stream of messages.
 
-    A small model's iteration takes a few dozen microseconds, so the right message is told from others by comparing bytes.
+    A small model's iteration takes a few dozen microseconds, so the right message is known by comparing bytes.
     """
 
     def __init__(self, node: Node, kind: str, like: torch.Tensor, crc: bool) -> None:

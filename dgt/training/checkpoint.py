@@ -15,6 +15,7 @@ import errno
 import hashlib
 import io
 import json
+import mmap
 import os
 import shutil
 import threading
@@ -109,9 +110,7 @@ class Writer:
         name = path / f"rank-{self._rank:05d}.pt"
         try:
             path.mkdir(parents=True, exist_ok=True)
-            memory = io.BytesIO()
-            torch.save(self._snapshot, memory)
-            data = memory.getbuffer()
+            data = serialised(self._snapshot)
             checksum = hashlib.sha256(data).hexdigest()
             note = {"rank": self._rank, "share": self._share, "sha256": checksum, "bytes": len(data)}
             write_durably(name, data, self._phase)
@@ -179,15 +178,28 @@ class Writer:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def write_durably(path: Path, data: bytes | memoryview, phase: Callable[[str], None] = lambda name: None) -> None:
+def serialised(state: Tree) -> bytes | mmap.mmap:
+    """The state as a file in memory. Into Python's own buffers torch would copy with the interpreter locked."""
+    if not hasattr(os, "memfd_create"):
+        memory = io.BytesIO()
+        torch.save(state, memory)
+        return memory.getvalue()
+    file = os.memfd_create("dgt-checkpoint")
+    try:
+        torch.save(state, f"/proc/self/fd/{file}")
+        return mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(file)
+
+
+def write_durably(path: Path, data: bytes | mmap.mmap, phase: Callable[[str], None] = lambda name: None) -> None:
     """To a new file, to the disk, then under its name: readers see all of it or nothing."""
     draft = path.with_name(path.name + ".part")
-    with draft.open("wb") as file:
-        half = len(data) // 2
-        file.write(data[:half])
+    with draft.open("wb", buffering=0) as file, memoryview(data) as content:
+        first = file.write(content[: len(content) // 2])
         phase("write")
-        file.write(data[half:])
-        file.flush()
+        while first < len(content):
+            first += file.write(content[first:])
         os.fsync(file.fileno())
     phase("rename")
     draft.replace(path)
