@@ -31,6 +31,10 @@ class TrainingError(RuntimeError):
     """The run cannot go on; said by the rank that finds out."""
 
 
+class AlarmError(TrainingError):
+    """The network as a whole is unwell: nobody may go on, not even without the node that noticed."""
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """'did you mean ...' for a mistyped word, followed by all choices when they are few."""
     known = list(choices)

@@ -143,6 +143,7 @@ def _start_leniently(job: Job | Script, nodes: int, options: JoinOptions, meetin
                     codes[rank] = ranks[rank].exitcode or 0
                     if codes[rank]:
                         (Path(meeting) / f"lost-{rank}").touch()
+                        _say_lost(meeting, rank, codes[rank])
     except (KeyboardInterrupt, SignalException) as error:
         forkserver.stop()
         number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
@@ -153,6 +154,16 @@ def _start_leniently(job: Job | Script, nodes: int, options: JoinOptions, meetin
     if all(codes.values()):
         raise _first_failure(meeting, codes)
     return dict.fromkeys(range(nodes))
+
+
+def _say_lost(meeting: str, rank: int, code: int) -> None:
+    """Why a rank is gone, if it is the only one."""
+    note = Path(meeting) / f"failure-{rank}"
+    record = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
+    if code < 0:
+        print(f"dgt: rank {rank} was killed ({signal.Signals(-code).name})", file=sys.stderr, flush=True)
+    elif record.get("kind") in ("TrainingError", "WireError"):
+        print(f"dgt: rank {rank} left: {record['reason']}", file=sys.stderr, flush=True)
 
 
 def _lenient_rank(rank: int, nodes: int, job: Job | Script, options: JoinOptions, meeting: str, launcher: int) -> None:

@@ -10,8 +10,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from dgt.checks import TrainingError
+
 if TYPE_CHECKING:  # the `dgt` command asks where it is while torch is still on its way
     import torch.distributed as dist
+
+
+ALARM = "dgt/alarm"
 
 
 def tcp_store(host: str, port: int, rank: int, size: int, patience: timedelta) -> dist.Store:
@@ -94,6 +99,8 @@ def reunion(
     store.set(f"{place}/there/{name}", str(iteration))
     deadline = time.monotonic() + patience
     while not store.check([f"{place}/decision"]):
+        if store.check([ALARM]):
+            raise TrainingError(store.get(ALARM).decode())
         there = [member for member in members if store.check([f"{place}/there/{member}"])]
         if set(members) <= {*there, *lost()} or time.monotonic() > deadline:
             furthest = max(int(store.get(f"{place}/there/{member}")) for member in there)
@@ -102,5 +109,5 @@ def reunion(
             time.sleep(0.02)
     there, furthest = json.loads(store.get(f"{place}/decision"))
     if name not in there:
-        raise RuntimeError(f"node {name} came too late: the others went on without it")
+        raise TrainingError(f"node {name} came too late: the others went on without it")
     return there, furthest

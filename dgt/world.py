@@ -173,6 +173,11 @@ class Node:
         self.groups.clear()
         dist.destroy_process_group()
 
+    def raise_alarm(self, words: str) -> None:
+        """Those who would go on without this node find out why they must not."""
+        if self.size > 1:
+            self.store.set(meeting.ALARM, words)
+
     def reunite(self, iteration: int) -> tuple[list[int], int]:
         """Meet the ranks that are left; returns the ranks they had, and the iteration to go on from.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from dgt.checks import TrainingError
 from dgt.exchange.agreement import agree
 from dgt.exchange.network import Network
 
@@ -31,6 +32,9 @@ class MixedBuffers:
         # running statistics are small, so one message in the widest dtype, whatever theirs are
         dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in self._buffers) else torch.float32
         own = torch.cat([buffer.detach().flatten().to(dtype) for buffer in self._buffers])
+        if not bool(torch.isfinite(own.sum())) and not bool(torch.isfinite(own).all()):
+            name = self._network.node.name
+            raise TrainingError(f"node {name}: a buffer of the model is not finite at iteration {self._steps}")
         theirs = self._transport.exchange("buffers", self._steps, own)
         row = self._network.row
         mixed = sum((row.neighbours[peer] * message for peer, message in theirs.items()), row.own * own)

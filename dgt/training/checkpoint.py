@@ -68,7 +68,7 @@ class Writer:
         say: Callable[[str], None] = print,
         phase: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self._directory, self._rank, self._world, self._attempt = directory, rank, world, attempt
+        self.directory, self._rank, self._world, self._attempt = directory, rank, world, attempt
         self._share = share  # pi_i, for the average model
         self._facts, self._keep_last, self._keep_every = dict(facts), keep_last, keep_every
         self._patience, self._say, self._phase = patience, say, phase
@@ -77,7 +77,7 @@ class Writer:
 
     def save(self, step: int, state: Tree) -> None:
         """Copy the state and return; the rest happens in the background. Skipped where the last one is still at it."""
-        path = self._directory / f"{step:08d}-{self._attempt}"
+        path = self.directory / f"{step:08d}-{self._attempt}"
         if self._thread is not None and self._thread.is_alive():
             self._fail(path, "the one before is still being written")
             return
@@ -95,7 +95,7 @@ class Writer:
     def wait_for_commit(self, step: int) -> bool:
         """Wait, on any rank, until the checkpoint of this step is complete; False if it never will be."""
         self.finish()
-        path = self._directory / f"{step:08d}-{self._attempt}"
+        path = self.directory / f"{step:08d}-{self._attempt}"
         deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
             if (path / COMMIT).exists():
@@ -117,9 +117,10 @@ class Writer:
             write_durably(name.with_suffix(".json"), json.dumps(note).encode())
             if self._rank == 0:
                 self._commit(step, path)
-        except OSError as error:
-            name.with_name(name.name + ".part").unlink(missing_ok=True)
-            self._fail(path, error.strerror or str(error))
+        except Exception as error:  # the run goes on, whatever happens here
+            with contextlib.suppress(OSError):
+                name.with_name(name.name + ".part").unlink(missing_ok=True)
+            self._fail(path, getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
 
     def _fail(self, path: Path, why: str) -> None:
         """This checkpoint will not be complete; the run goes on, and the one before stays. Rank 0 says so."""
@@ -132,8 +133,12 @@ class Writer:
             self._give_up(path, f"rank 0: {why}")
 
     def _give_up(self, path: Path, why: str) -> None:
+        """Make room again; the marks stay, for ranks that are still at it."""
         self._say(f"checkpoint of iteration {int(path.name[:8])} skipped: {why}")
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for file in path.iterdir():
+                if file.suffix != ".failed":
+                    file.unlink(missing_ok=True)
 
     def _commit(self, step: int, path: Path) -> None:
         notes = self._notes(path)
@@ -146,6 +151,7 @@ class Writer:
         }  # fmt: skip
         text = json.dumps(record, sort_keys=True).encode()
         write_durably(path / COMMIT, text + b"\n" + hashlib.sha256(text).hexdigest().encode() + b"\n")
+        _sync(self.directory)
         self._prune(step)
 
     def _notes(self, path: Path) -> list[dict[str, Any]] | None:
@@ -168,10 +174,10 @@ class Writer:
     def _prune(self, step: int) -> None:
         """Keep the last few and every so manyth; what never was committed goes as well."""
         self._phase("prune")
-        complete = {commit.path for commit in committed(self._directory)[0]}
+        complete = {commit.path for commit in committed(self.directory)[0]}
         kept = {path for path in complete if self._keep_every and int(path.name[:8]) % self._keep_every == 0}
         kept |= set(sorted(complete)[-self._keep_last :]) if self._keep_last else set()
-        for path in self._directory.iterdir():
+        for path in self.directory.iterdir():
             if path in kept or not path.name[:8].isdecimal() or int(path.name[:8]) > step:
                 continue
             (path / COMMIT).unlink(missing_ok=True)  # first: half a checkpoint must not look like one
@@ -203,11 +209,16 @@ def write_durably(path: Path, data: bytes | mmap.mmap, phase: Callable[[str], No
         os.fsync(file.fileno())
     phase("rename")
     draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Names reach the disk apart from what they name."""
+    file = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(file)
     finally:
-        os.close(folder)
+        os.close(file)
 
 
 def committed(directory: Path) -> tuple[list[Commit], list[str]]:

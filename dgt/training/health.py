@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dgt.checks import TrainingError
+from dgt.checks import AlarmError
 from dgt.network.theory import largest_step
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ EXPLOSION = 1e4  # how many times its first value the loss may reach
 
 
 class Health:
-    """Raises `TrainingError` with the likely cause."""
+    """Raises `AlarmError` with the likely cause."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._largest_scale: np.ndarray | float = 0.0
         self._first_loss: np.ndarray | None = None
         self._first_consensus: np.ndarray | None = None
+        self.sound_until = -1
+        """The last iteration at which all was well."""
 
     def look(self, iteration: int, metrics: Metrics) -> None:
         """Rank 0 calls it with everything that was measured; `tracking_scale` and `average_norm` are taken out."""
@@ -41,6 +43,7 @@ class Health:
         self._consensus(iteration, metrics["consensus"], norm)
         if scale is not None:
             self._residual(iteration, metrics["tracking_residual"], scale)
+        self.sound_until = iteration
 
     def _loss(self, iteration: int, loss: np.ndarray | None) -> None:
         if loss is None:
@@ -48,9 +51,9 @@ class Health:
         if self._first_loss is None:
             self._first_loss = np.abs(loss)
         if not np.isfinite(loss).all():
-            raise TrainingError(f"the loss is not finite at iteration {iteration}: {self._too_large()}")
+            raise AlarmError(f"the loss is not finite at iteration {iteration}: {self._too_large()}")
         if (loss > EXPLOSION * np.maximum(self._first_loss, 1.0)).any():
-            raise TrainingError(
+            raise AlarmError(
                 f"the loss is {loss.max():.3g} at iteration {iteration}, it was {self._first_loss.max():.3g}: "
                 f"{self._too_large()}"
             )
@@ -71,7 +74,7 @@ class Health:
         if self._first_consensus is None:
             self._first_consensus = consensus
         if (consensus > APART * (norm + self._first_consensus + 1.0)).any():
-            raise TrainingError(
+            raise AlarmError(
                 f"the nodes are drifting apart at iteration {iteration}: consensus {consensus.max():.3g}, the model's "
                 f"own size {norm.max():.3g}; {self._too_large()}"
             )
@@ -81,7 +84,7 @@ class Health:
         eps = torch.finfo(self._session.optimizer.flat.values.dtype).eps
         rounding = eps * math.sqrt(iteration + 1) * self._largest_scale
         if (residual > ROUNDINGS * rounding).any():
-            raise TrainingError(
+            raise AlarmError(
                 f"the trackers no longer track at iteration {iteration}: residual {residual.max():.3g}, rounding "
                 f"explains {float(np.max(rounding)):.1g}. A node lost its last gradient or went "
                 "back to an older state alone; "

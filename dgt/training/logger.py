@@ -16,7 +16,7 @@ import torch
 import yaml
 from tqdm import tqdm
 
-from dgt.checks import ConfigError
+from dgt.checks import ConfigError, TrainingError
 from dgt.config import Config
 from dgt.training.metrics import Metrics
 
@@ -120,6 +120,7 @@ class RunLogger:
         self.path = Path(config.run_dir or "")
         self._config, self._nodes, self._speaks = config, nodes, speaks
         self._records: list[dict[str, Any]] = []
+        self._unwritten = bytearray()
         self._board: Any = None
         self._started = time.time()
 
@@ -129,14 +130,15 @@ class RunLogger:
             return
         config = self._config
         assert config.run_dir, "decided before the ranks start"
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.yaml").write_text(yaml.safe_dump(config.to_dict(), sort_keys=False), encoding="utf-8")
         metrics = self.path / "metrics.jsonl"
         self._records = records_until(first, metrics if metrics.exists() or history is None else history)
-        draft = self.path / "metrics.jsonl.part"
-        draft.write_text("".join(json.dumps(record) + "\n" for record in self._records), encoding="utf-8")
-        draft.replace(metrics)
-        self._file = metrics.open("a", encoding="utf-8", buffering=1)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            _replace(self.path / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
+            _replace(metrics, "".join(json.dumps(record) + "\n" for record in self._records))
+        except OSError as error:
+            raise TrainingError(f"run_dir={self.path}: cannot write there ({error.strerror})") from None
+        self._file = metrics.open("ab", buffering=0)
         if config.logger.name == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
@@ -151,7 +153,7 @@ class RunLogger:
             self._speaks = True
             self.start(first)
         if self._speaks:
-            print(f"dgt: {words}", file=sys.stderr, flush=True)
+            self._say(words)
             event = {"iteration": first, "event": "membership", "members": members, "words": words}
             with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(event) + "\n")
@@ -163,11 +165,25 @@ class RunLogger:
         values = {name: float(metrics[name][0]) for name in [*known, *sorted(metrics.keys() - set(known))]}
         values["bytes_sent"] = int(values["bytes_sent"])
         self._records.append({"iteration": iteration, **values})
-        self._file.write(json.dumps(self._records[-1]) + "\n")
+        self._write(json.dumps(self._records[-1]) + "\n")
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, iteration)
         self._progress.update(iteration, values)
+
+    def _write(self, line: str) -> None:
+        """What does not fit on a full disk waits for the next line: the run does not end for want of it."""
+        fitted = not self._unwritten
+        self._unwritten += line.encode()
+        try:
+            while self._unwritten:
+                del self._unwritten[: self._file.write(self._unwritten)]
+        except OSError as error:
+            if fitted:
+                self._say(f"metrics.jsonl: {error.strerror}; the run goes on, and writes it later if it can")
+
+    def _say(self, words: str) -> None:
+        print(f"dgt: {words}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Close the files of a run that is to go on later."""
@@ -201,7 +217,10 @@ class RunLogger:
             "torch": torch.__version__,
         }
         text = json.dumps(summary, indent=2)
-        (self.path / "summary.json").write_text(text + "\n", encoding="utf-8")
+        try:
+            _replace(self.path / "summary.json", text + "\n")
+        except OSError as error:
+            self._say(f"summary.json: {error.strerror}")
         if show == "text":
             final = self._records[-1]
             text = f"iteration {final['iteration']}  {in_words(final)}\nrun directory  {self.path}"
@@ -211,6 +230,17 @@ class RunLogger:
         if share > EVALUATION_LIMIT and hasattr(config.problem, "test_samples"):
             hint = "a larger eval_every or fewer problem.test_samples is quicker"
             print(f"evaluations took {share:.0%} of the time; {hint}", file=sys.stderr, flush=True)
+
+
+def _replace(path: Path, text: str) -> None:
+    """All of it or nothing: what was there before stays until then."""
+    draft = path.with_name(path.name + ".part")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def records_until(iteration: int, path: Path) -> list[dict[str, Any]]:

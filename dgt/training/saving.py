@@ -119,6 +119,13 @@ class Saver:
         self.save(iteration)
         return self.writer.wait_for_commit(iteration)
 
+    def disown(self, after: int) -> None:
+        """Nobody should resume from what was saved after this step: the run was unwell by then."""
+        self.writer.finish()
+        for commit in checkpoint.committed(self.writer.directory)[0]:
+            if commit.step > after:
+                (commit.path / COMMIT).rename(commit.path / f"{COMMIT}.unsound")
+
 
 def environment(node: Node) -> dict[str, str]:
     """What may change the last bits of a number, but not the run."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
-from dgt.checks import ConfigError
+from dgt.checks import AlarmError, ConfigError
 from dgt.config import Config
 from dgt.network.weights import Weights
 from dgt.notices import PeerError
@@ -77,7 +77,12 @@ def run(
             if metrics is not None:
                 times = {"seconds": clock.training, "evaluation_share": clock.evaluation_share}
                 metrics |= {name: np.full(session.problem.copies, value) for name, value in times.items()}
-                health.look(iteration, metrics)
+                try:
+                    health.look(iteration, metrics)
+                except AlarmError:
+                    if saver is not None:
+                        saver.disown(after=health.sound_until)
+                    raise
                 record(iteration, metrics)
         if saver is not None:
             if optimizer.stop_now:
@@ -117,6 +122,9 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
         try:
             stopped_at = run(session, logger.record, Health(session), first, saver, chaos)
             break
+        except AlarmError as alarm:
+            node.raise_alarm(str(alarm))
+            raise
         except PeerError:
             if config.on_peer_loss == "stop":
                 raise

@@ -288,13 +288,21 @@ def test_nothing_that_is_not_a_number_spreads(algorithm: str, tmp_path: Path) ->
                 assert not isinstance(tensor, torch.Tensor) or bool(torch.isfinite(tensor).all())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("overrides", [["dtype=auto"], ["dtype=float64"], ["on_peer_loss=continue"]])
 @pytest.mark.parametrize("fault", ["forget", "rollback"])
-def test_a_node_that_loses_its_memory_raises_the_alarm(fault: str, dtype: str, tmp_path: Path) -> None:
+def test_a_node_that_loses_its_memory_raises_the_alarm(
+    fault: str, overrides: list[str], undisturbed: Path, tmp_path: Path
+) -> None:
     words = r"the trackers no longer track at iteration \d+: residual .* rounding explains .* resume=auto"
-    with pytest.raises(LaunchError, match=words):
-        train(tmp_path / "r", *NOISY, f"dtype={dtype}", f"chaos={fault}", "chaos.iteration=31")
-    assert all(row["iteration"] <= 31 for row in metrics(tmp_path / "r"))
+    often = ["checkpoint.every=2", "checkpoint.keep_last=9"]
+    with pytest.raises(LaunchError, match=words) as caught:
+        train(tmp_path / "r", *NOISY, *often, *overrides, f"chaos={fault}", "chaos.iteration=31")
+    assert caught.value.code == 1
+    assert [row["iteration"] for row in metrics(tmp_path / "r")][-1] == 28
+    assert commits(tmp_path / "r")[-1].step <= 28, "what was saved after the last sound evaluation does not count"
+    if overrides == ["dtype=auto"]:
+        train(tmp_path / "r", *NOISY, "resume=auto")
+        assert_identical(tmp_path / "r", undisturbed)
 
 
 @pytest.mark.heavy
