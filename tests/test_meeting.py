@@ -1,0 +1,94 @@
+"""Where ranks find each other: fresh after every restart, on loopback only, agreed after a loss."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from dgt import meeting
+from dgt.checks import TrainingError
+
+PATIENCE = timedelta(seconds=20)
+
+
+def test_on_one_host_the_store_listens_on_loopback_only() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    store = meeting.tcp_store("127.0.0.1", port, 0, 1, PATIENCE)
+    store.set("a", "b")
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    rows += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+    listening = [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")]
+    assert listening == ["0100007F"], "127.0.0.1"
+
+
+def rooms(store: dist.Store, late: int | None = None) -> dict[int, dist.Store]:
+    """Where every rank of one start is led; one of them may come late."""
+    found: dict[int, dist.Store] = {}
+
+    def enter(rank: int) -> None:
+        if rank == late:
+            time.sleep(0.3)
+        found[rank] = meeting.fresh_room(store, rank, 4, PATIENCE)
+        found[rank].set(f"seen/{rank}", "yes")
+
+    threads = [threading.Thread(target=enter, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def test_every_start_has_a_room_of_its_own_even_after_half_a_start() -> None:
+    store = dist.HashStore()
+    first = rooms(store)
+    first[0].set("address", "of a rank that will be dead")
+    # a start in which rank 2 never came: its ranks would wait for ever, and are killed
+    store.set("dgt/word/1", "left by a dead rank")
+    store.set("dgt/word/3", "left by another")
+    second = rooms(store, late=3)
+    for room in second.values():
+        assert room.check([f"seen/{rank}" for rank in range(4)]), "all in one room"
+        assert not room.check(["address"]), "and in none that was used before"
+
+
+def decide(store: dist.Store, names: list[int], lost: set[int], patience: float = 10) -> dict[int, object]:
+    found: dict[int, object] = {}
+
+    def come(name: int) -> None:
+        try:
+            found[name] = meeting.reunion(store, [0, 1, 2, 3], name, 40 + name, lambda: lost, patience)
+        except TrainingError as error:
+            found[name] = str(error)
+
+    threads = [threading.Thread(target=come, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def test_those_who_are_left_agree() -> None:
+    assert decide(dist.HashStore(), [0, 2, 3], lost={1}) == dict.fromkeys([0, 2, 3], ([0, 2, 3], 43))
+
+
+def test_without_a_launcher_that_knows_time_decides_and_who_is_late_is_out() -> None:
+    store = dist.HashStore()
+    assert decide(store, [0, 2], lost=set(), patience=0.3) == dict.fromkeys([0, 2], ([0, 2], 42))
+    assert decide(store, [3], lost=set(), patience=0.3) == {3: "node 3 came too late: the others went on without it"}
+
+
+def test_an_alarm_keeps_everybody_from_going_on() -> None:
+    store = dist.HashStore()
+    store.set(meeting.ALARM, "the loss is 1e9")
+    assert decide(store, [0, 2, 3], lost={1}) == dict.fromkeys([0, 2, 3], "the loss is 1e9")
+    with pytest.raises(TrainingError):
+        meeting.reunion(store, [0, 1], 0, 1, set, 1)
