@@ -147,12 +147,16 @@ class RunLogger:
         self._progress = Progress(config.iterations, label, first=first)
 
     def go_on(self, first: int, words: str, members: list[int], speaks: bool) -> None:
-        """The network has changed: tell it, note it in events.jsonl; a new rank 0 takes over the files."""
+        """The network has changed: tell it, note it in events.jsonl; a new rank 0 takes over the files.
+
+        What was measured at iteration `first` with those who are lost is measured anew.
+        """
         self._nodes = len(members)
-        if speaks and not self._speaks:
+        if speaks:
+            if self._speaks:
+                self.close()
             self._speaks = True
-            self.start(first)
-        if self._speaks:
+            self.start(max(first - 1, 0))
             self._say(words)
             event = {"iteration": first, "event": "membership", "members": members, "words": words}
             with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
