@@ -211,7 +211,8 @@ def compare(subject: Subject, commit: Commit, name: str, say: Say, only: tuple[s
     changed = {fact: pair for fact, pair in pairs.items() if pair[0] != pair[1] and fact in (only or pairs)}
     if changed:
         said = "; ".join(f"{fact} is {then[:60]} there, {now[:60]} here" for fact, (then, now) in changed.items())
-        hint = "" if only else " (warm_start=true takes its average model only)"
+        there = commit.path.parents[1]
+        hint = "" if only else f" (resume={there} warm_start=true takes its average model only)"
         raise SharedError(f"resume={name}: {said}{hint}")
     for fact, now in environment(subject.node).items():
         if commit.facts.get(fact) != now and not only:

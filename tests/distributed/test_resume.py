@@ -111,7 +111,7 @@ def test_a_changed_run_is_refused_with_what_changed(
         train(tmp_path / "r", *LEAST_SQUARES, *overrides, f"resume={stopped}")
     assert caught.value.code == 2
     assert words in str(caught.value)
-    assert "(warm_start=true takes its average model only)" in str(caught.value)
+    assert f"(resume={stopped} warm_start=true takes its average model only)" in str(caught.value)
 
 
 def test_a_changed_machine_is_a_warning(stopped: Path, tmp_path: Path) -> None:
