@@ -36,7 +36,7 @@ from dgt.checks import ConfigError, SharedError, TrainingError
 from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
 from dgt.notices import PeerError, WireError
-from dgt.training.trainer import Stopped
+from dgt.training.trainer import HEARD, Stopped
 
 EXPECTED = (ConfigError, PeerError, WireError, TrainingError)  # told in a line; else with a traceback
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
@@ -157,7 +157,7 @@ def _start_leniently(job: Job | Script, nodes: int, options: JoinOptions, meetin
 
 
 def _say_lost(meeting: str, rank: int, code: int) -> None:
-    """Why a rank is gone, if it is the only one."""
+    """Why a rank is gone, unless it only followed others."""
     note = Path(meeting) / f"failure-{rank}"
     record = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
     if code < 0:
@@ -322,8 +322,10 @@ def _first_failure(meeting: str, codes: dict[int, int]) -> LaunchError:
     if not records:
         rank, code = next(iter(codes.items()))
         return LaunchError(f"rank {rank} ended without a word (exit code {code})")
+    # those who know best first: a rank that got the signal itself, a neighbour of the one that is missing
     first = min(
-        reasons or records, key=lambda record: (not reasons and "neighbour" not in record["reason"], record["time"])
+        reasons or records,
+        key=lambda r: (HEARD in r["reason"] or (not reasons and "neighbour" not in r["reason"]), r["time"]),
     )
     if "traceback" in first:
         print(first["traceback"], file=sys.stderr)

@@ -25,6 +25,7 @@ from dgt.training.session import Session
 from dgt.world import Node
 
 Record = Callable[[int, Metrics], None]
+HEARD = "as another rank was asked to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,14 @@ class Stopped:
 
     iteration: int
     signal: int
+    """Which this rank got; 0 if it heard of the stop from others."""
     saved: bool
     run_dir: str
 
     def __str__(self) -> str:
         rest = f"resume=auto run_dir={self.run_dir} continues" if self.saved else "no checkpoint could be written"
+        if not self.signal:
+            return f"stopped at iteration {self.iteration}, {HEARD}; {rest}"
         return f"stopped by {signal.Signals(self.signal).name} at iteration {self.iteration}; {rest}"
 
 
@@ -132,7 +136,7 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
             saved = saver.save_now(config.iterations if stopped_at is None else stopped_at)
             if stopped_at is None:
                 return None
-            return Stopped(stopped_at, node.notices.stop_asked or signal.SIGTERM, saved, str(config.run_dir))
+            return Stopped(stopped_at, node.notices.stop_asked, saved, str(config.run_dir))
         except AlarmError as alarm:
             node.raise_alarm(str(alarm))
             raise

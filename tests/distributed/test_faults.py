@@ -73,10 +73,10 @@ def test_fifty_kills(undisturbed: Path, tmp_path: Path) -> None:
     assert min(done.values()) >= 5
 
 
-def term_and_resume(seed: int, undisturbed: Path, folder: Path, fault: str = "term") -> None:
+def term_and_resume(seed: int, undisturbed: Path, folder: Path) -> None:
     draw, run = random.Random(seed), folder / f"term-{seed}"
     at = draw.randrange(5, 50)
-    struck = [f"chaos={fault}", f"chaos.rank={draw.randrange(4)}", f"chaos.iteration={at}"]
+    struck = ["chaos=term", f"chaos.rank={draw.randrange(4)}", f"chaos.iteration={at}"]
     plain = [word for word in NOISY if not word.startswith("checkpoint")]
     with pytest.raises(
         LaunchError, match=r"stopped by SIGTERM at iteration \d+; resume=auto run_dir=.* continues"
