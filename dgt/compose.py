@@ -198,9 +198,9 @@ def _check_keys(items: list[Override], composed: dict[str, Any], choices: dict[s
             continue
         if "." in key and isinstance(composed.get(section), dict):
             own = [name for name in known if name.startswith(section + ".") and not name.endswith(".name")]
-            choice = composed[section].get("name", "this choice")
             hint = nearest(key, own) if own else "it has no settings"
-            raise ConfigError(f"{key}: {section}={choice} has no such key; {hint}")
+            whose = f"{section}={composed[section]['name']} has " if "name" in composed[section] else ""
+            raise ConfigError(f"{key}: {whose}no such key; {hint}")
         top = sorted({name.split(".")[0] for name in known} | set(choices))
         raise ConfigError(f"{key}: no such key; {nearest(key, top)}")
 

@@ -5,7 +5,7 @@
     consensus            sqrt(1/n sum_i lambda_i |theta_i - average|^2)
     tracking_residual    |sum_i pi_i (y_i - G_i g_i)|: zero but for rounding, unless a message was lost or stale
 
-`average_norm` and `tracking_scale`, sum_i |pi_i (y_i - G_i g_i)|, say what is large and what is rounding (`health.py`).
+`average_norm` and `tracking_scale`, the size of what the residual adds up, tell what is rounding (`health.py`).
 `average` is the strategy's own: sum_i pi_i theta_i with pi = 1/n (I) or lambda/n (II).
 Small models are gathered on rank 0, where the sums are taken: one hop, and nobody waits. Large ones are summed
 across the ranks piece by piece, so that no rank ever holds the parameters of another.
@@ -46,7 +46,7 @@ def evaluate(
     weighted = [share * values.ravel() for values in mine.values()]
     theta = optimizer.flat.values.view(copies, -1)
     error = optimizer.tracking_error() if optimizer.iteration else None
-    scale = [] if error is None else error.view(copies, -1).norm(dim=-1).double().tolist()
+    scale = [] if error is None else _tracking_scale(optimizer, error, copies)
     small = torch.from_numpy(np.concatenate([*weighted, [float(network.bytes_sent)], scale]))
     vectors = [theta * network.average_weight, *([] if error is None else [error.view(copies, -1)])]
     put_together = _gathered if (len(vectors) + 1) * theta.numel() * 8 <= gather_bytes else _summed
@@ -66,6 +66,16 @@ def evaluate(
         metrics["tracking_scale"] = pieces[-1][1:]
     metrics["bytes_sent"] = np.full(copies, pieces[-1][0])
     return metrics
+
+
+def _tracking_scale(optimizer: DecentralizedOptimizer, error: torch.Tensor, copies: int) -> list[float]:
+    """|pi_i (y_i - G_i g_i)| + |pi_i G_i g_i|: rounding is in proportion to both, and the first may vanish."""
+    gradient = optimizer.flat.like()
+    optimizer.read_gradient(out=gradient)
+    network = optimizer.network
+    gradient *= network.average_weight * network.gradient_scale
+    norms = [part.view(copies, -1).norm(dim=-1).double() for part in (error, gradient)]
+    return (norms[0] + norms[1]).tolist()
 
 
 def _measure_average(problem: Problem, network: Network) -> dict[str, float]:
