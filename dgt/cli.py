@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dgt import compose as composing
-from dgt import forkserver, launch, problems, world
+from dgt import doctor, forkserver, launch, problems, world
 from dgt.bench import scaling
 from dgt.bench.job import VARIANTS, BenchConfig, BenchJob
 from dgt.checks import ConfigError, build, check_range, documented, nearest
@@ -164,6 +164,17 @@ def compare(options: argparse.Namespace) -> None:
     print(f"figure  {directory / 'figures' / 'compare.png'}\ndata    {path}")
 
 
+def examine(options: argparse.Namespace) -> None:
+    """What is here, and whether two ranks can talk."""
+    here = world.placement()
+    if here.launcher != "alone":
+        raise ConfigError(f"dgt doctor starts ranks of its own; run it outside {here.launcher}, on every host")
+    findings = doctor.examine()
+    print(json.dumps(doctor.as_dicts(findings), indent=2) if options.json else doctor.text(findings))
+    if any(finding.verdict == doctor.BAD for finding in findings):
+        raise SystemExit(launch.EXIT_FAILED)
+
+
 def gaps(options: argparse.Namespace) -> None:
     """The paper's spectral-gap table beside the published values."""
     for item in composing.parse(options.overrides):
@@ -293,6 +304,7 @@ def _parser() -> argparse.ArgumentParser:
         compare,
         "Strategy I against II over weights x topologies x seeds: table, CSV, figure",
     )
+    _command(commands, "doctor", examine, "look at this host: versions, GPUs, network, memory, and two ranks that talk")
     _command(commands, "gaps", gaps, "the paper's spectral-gap table, recomputed")
     _command(commands, "data", data, "fetch and verify a data set, once per host")
     _command(commands, "bench", bench, "what an iteration costs: compute, DDP, naive exchange, dgt; on the same ranks")

@@ -373,6 +373,11 @@ def share_cores(ranks_here: int) -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def variables(prefix: str) -> dict[str, str]:
+    """The environment variables that begin like this, for those who only want to look."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
 def cache_dir() -> Path:
     """Where data sets are kept, once per user and host."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgt"
