@@ -316,6 +316,8 @@ def _first_failure(meeting: str, codes: dict[int, int]) -> LaunchError:
     killed = [(rank, code) for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
     if killed and not reasons:
         rank, code = killed[0]
+        if code == -signal.SIGINT:  # Ctrl-C reached the ranks first
+            return LaunchError("interrupted; all ranks stopped", 128 + signal.SIGINT)
         return LaunchError(f"rank {rank} was killed ({signal.Signals(-code).name}); out of memory?")
     if not records:
         rank, code = next(iter(codes.items()))

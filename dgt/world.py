@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import hashlib
 import importlib.metadata
 import itertools
@@ -172,6 +173,13 @@ class Node:
         self.sender = ThreadPoolExecutor(1, "dgt-sender")
         self.groups.clear()
         dist.destroy_process_group()
+        gc.collect()  # the last reference closes the connections
+
+    def miss_nobody(self) -> None:
+        """Raise if the launcher has seen another member end."""
+        missing = _told_lost(self.members)
+        if missing:
+            raise PeerError(f"node {self.name}: node {min(missing)} is gone")
 
     def raise_alarm(self, words: str) -> None:
         """Those who would go on without this node find out why they must not."""

@@ -92,9 +92,14 @@ class Writer:
             self._thread.join()
             self._thread = None
 
-    def wait_for_commit(self, step: int) -> bool:
-        """Wait, on any rank, until the checkpoint of this step is complete; False if it never will be."""
-        self.finish()
+    def wait_for_commit(self, step: int, look: Callable[[], None] = lambda: None) -> bool:
+        """Wait, on any rank, until the checkpoint of this step is complete; False if it never will be.
+
+        `look` may raise while it takes long: somebody who should be writing is lost.
+        """
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(1.0)
+            look()
         path = self.directory / f"{step:08d}-{self._attempt}"
         deadline = time.monotonic() + self._patience
         while time.monotonic() < deadline:
@@ -102,6 +107,7 @@ class Writer:
                 return True
             if not path.exists() or any(path.glob("*.failed")):
                 return False
+            look()
             time.sleep(LOOK_SECONDS)
         return False
 

@@ -124,14 +124,16 @@ class RunLogger:
         self._board: Any = None
         self._started = time.time()
 
-    def start(self, first: int, history: Path | None = None) -> None:
-        """Open the files; a run that goes on from iteration `first` keeps what was measured up to there."""
+    def start(self, first: int, history: Path | None = None, last_kept: int | None = None) -> None:
+        """Open the files; a run that goes on from iteration `first` keeps what was measured, there too if not said."""
         if not self._speaks:
             return
         config = self._config
         assert config.run_dir, "decided before the ranks start"
         metrics = self.path / "metrics.jsonl"
-        self._records = records_until(first, metrics if metrics.exists() or history is None else history)
+        if last_kept is None:
+            last_kept = first if first else -1
+        self._records = records_until(last_kept, metrics if metrics.exists() or history is None else history)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _replace(self.path / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
@@ -147,12 +149,16 @@ class RunLogger:
         self._progress = Progress(config.iterations, label, first=first)
 
     def go_on(self, first: int, words: str, members: list[int], speaks: bool) -> None:
-        """The network has changed: tell it, note it in events.jsonl; a new rank 0 takes over the files."""
+        """The network has changed: tell it, note it in events.jsonl; a new rank 0 takes over the files.
+
+        What was measured at iteration `first` with those who are lost is measured anew.
+        """
         self._nodes = len(members)
-        if speaks and not self._speaks:
+        if speaks:
+            if self._speaks:
+                self.close()
             self._speaks = True
-            self.start(first)
-        if self._speaks:
+            self.start(first, last_kept=first - 1)
             self._say(words)
             event = {"iteration": first, "event": "membership", "members": members, "words": words}
             with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
@@ -246,7 +252,8 @@ def _replace(path: Path, text: str) -> None:
 def records_until(iteration: int, path: Path) -> list[dict[str, Any]]:
     """What was measured up to that iteration; half a line at the end of a run that crashed is left out."""
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if iteration and path.exists() else []:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.splitlines():
         try:
             found.append(json.loads(line))
         except json.JSONDecodeError:

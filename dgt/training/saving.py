@@ -117,7 +117,7 @@ class Saver:
         """Save and wait until it is complete; False if it could not be."""
         self.writer.finish()
         self.save(iteration)
-        return self.writer.wait_for_commit(iteration)
+        return self.writer.wait_for_commit(iteration, self._subject.node.miss_nobody)
 
     def disown(self, after: int) -> None:
         """Nobody should resume from what was saved after this step: the run was unwell by then."""

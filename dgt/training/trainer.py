@@ -63,14 +63,17 @@ def run(
     record: Record,
     health: Health,
     first: int,
+    evaluated: bool = False,
     saver: Saver | None = None,
     chaos: Chaos | None = None,
 ) -> int | None:
-    """From iteration `first` to the last; returns the iteration at which all ranks were asked to stop, if they were."""
+    """From iteration `first`, evaluated already or not, to the last.
+
+    Returns the iteration at which all ranks were asked to stop, if they were.
+    """
     config, optimizer, clock = session.config, session.optimizer, session.clock
     for iteration in range(first, config.iterations + 1):
-        # the evaluation of a checkpoint's iteration came before it
-        if _is_due(iteration, config, session.problem) and (iteration > first or first == 0):
+        if _is_due(iteration, config, session.problem) and not (evaluated and iteration == first):
             clock.evaluating()
             metrics = evaluate(session.problem, optimizer, session.losses.take())
             clock.resume()
@@ -118,26 +121,29 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
     if config.checkpoint.keep_last:
         saver = Saver.of_session(session, say, chaos.phase)
         node.stop_on_signals()
+    evaluated = first > 0
     while True:
         try:
-            stopped_at = run(session, logger.record, Health(session), first, saver, chaos)
-            break
+            stopped_at = run(session, logger.record, Health(session), first, evaluated, saver, chaos)
+            session.optimizer.drain()
+            node.barrier()  # nobody goes on without the others from here
+            if saver is None:
+                return None
+            saved = saver.save_now(config.iterations if stopped_at is None else stopped_at)
+            if stopped_at is None:
+                return None
+            return Stopped(stopped_at, node.notices.stop_asked or signal.SIGTERM, saved, str(config.run_dir))
         except AlarmError as alarm:
             node.raise_alarm(str(alarm))
             raise
         except PeerError:
             if config.on_peer_loss == "stop":
                 raise
-            words = session.go_on_without_the_lost()
-            first = session.optimizer.iteration
-            logger.go_on(first, words, node.members, speaks=node.is_main)
-            saver = Saver.of_session(session, say, chaos.phase) if saver is not None else None
-    session.optimizer.drain()
-    if saver is not None:
-        saved = saver.save_now(config.iterations if stopped_at is None else stopped_at)
-        if stopped_at is not None:
-            return Stopped(stopped_at, node.notices.stop_asked or signal.SIGTERM, saved, str(config.run_dir))
-    return None
+        # out here nothing refers to the error any more: what it holds on to would keep the old connections open
+        words = session.go_on_without_the_lost()
+        first, evaluated = session.optimizer.iteration, False
+        logger.go_on(first, words, node.members, speaks=node.is_main)
+        saver = Saver.of_session(session, say, chaos.phase) if saver is not None else None
 
 
 def _silently(words: str) -> None:

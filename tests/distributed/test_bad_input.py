@@ -220,6 +220,9 @@ def test_bad_input_is_one_line_and_exit_code_2(files: Path, dgt_here, overrides:
         (["trian"], "argument COMMAND: invalid choice: 'trian' (choose from "),
         (["train", "--fast"], "--fast: no such option"),
         (["run", "-n", "two", "x.py"], "argument -n: invalid int value: 'two'; see dgt run --help"),
+        (["run", "-n", "2", "missing.py"], "missing.py: no such file"),
+        (["run", "-n", "0", "x.py"], "-n=0: must be at least 1"),
+        (["compare", "resume=auto"], "resume: for dgt train only; dgt compare runs every cell from its start"),
         (["bench", "topology=rnig"], "topology=rnig: did you mean ring? allowed: "),
         (["compare", "seeds=two"], "seeds=two: must be a count above 0 or a list of different seeds"),
         (["compare", "seeds=0"], "seeds=0: must be at least 1"),
@@ -263,10 +266,7 @@ cli.main(sys.argv[1:])
     ("ranks", "arguments", "words"),
     [
         (2, ["compare"], "dgt compare starts its own ranks, for every network size; run it outside torchrun"),
-        (2, ["train", "topology=rnig"], "topology=rnig: did you mean ring"),
         (3, ["train", "weights=A"], "world size 3: this network has 16 nodes; start 16 ranks, one per node"),
-        (2, ["train", "weights=uniform", "run_dir=full"], "run_dir=full: already holds a run"),
-        (2, ["train", "weights=uniform", "device=cuda"], "device=cuda: rank 0 has no GPU; use device=cpu"),
         (
             2,
             ["train", "weights=uniform", "problem=custom", "problem._target_=bad_problems.number"],

@@ -53,10 +53,10 @@ def alive(pids: set[int]) -> set[int]:
 
 @pytest.mark.heavy
 def test_torchrun_and_dgt_write_identical_metrics(tmp_path: Path) -> None:
-    arguments = ["train", "weights=A", "topology=exponential", "strategy=II"]
+    arguments = ["train", "weights=[3,1,4,1,5]", "topology=exponential", "strategy=II"]
     ours = command([*DGT, *arguments, "run_dir=ours"], tmp_path)
     assert ours.returncode == 0, ours.stderr
-    theirs = command([*TORCHRUN, "--nproc-per-node", "16", "-m", "dgt", *arguments, "run_dir=theirs"], tmp_path, 180)
+    theirs = command([*TORCHRUN, "--nproc-per-node", "5", "-m", "dgt", *arguments, "run_dir=theirs"], tmp_path, 180)
     assert theirs.returncode == 0, theirs.stderr
     assert records(tmp_path / "ours") == records(tmp_path / "theirs")
     assert len(records(tmp_path / "ours")) == 101
@@ -127,7 +127,6 @@ def test_gaps_as_json_is_a_list_of_cells(dgt_here) -> None:
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        ("seed=1", "ranks disagree on seed: 0 on ranks 0, 1; 1 on rank 2"),
         ("strategy=I", "ranks disagree on strategy: II on ranks 0, 1; I on rank 2"),
         ("lr=fast", "lr=fast: must be a number (on rank 2)"),
     ],

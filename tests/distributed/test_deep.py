@@ -329,7 +329,7 @@ def test_a_character_transformer_learns(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_the_cpu_experiment_compares_both_strategies(data_root: Path, tmp_path: Path) -> None:
-    settings = ["topology=ring", "seeds=2", "iterations=20", "eval_every=10", "problem.test_samples=100"]
+    settings = ["topology=ring", "seeds=2", "iterations=6", "eval_every=3", "problem.test_samples=50"]
     done = command([*DGT, "compare", "experiment=cifar10_cpu", *settings, "run_dir=run"], tmp_path, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "interval loss, mean of the second half of the iterations" in done.stdout

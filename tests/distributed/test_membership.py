@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,10 @@ class Loses:
                 session.step(iteration)
                 session.optimizer.drain()
                 iteration += 1
+                lost = False
             except PeerError:
+                lost = True
+            if lost:
                 session.go_on_without_the_lost()
                 iteration = session.optimizer.iteration
             if len(members) == 0 or members[-1] != node.members:
@@ -130,6 +134,17 @@ def test_several_losses_one_after_the_other(tmp_path: Path) -> None:
         members, _ = json.loads((tmp_path / f"{name}.json").read_text())
         assert members[0] == [0, 1, 2, 3, 4, 5]
         assert members[-1] == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize("iteration", [0, 1, 2])
+def test_a_loss_just_before_the_end_keeps_nobody_waiting(iteration: int, tmp_path: Path) -> None:
+    """Some are through when others notice, and wait in a sum over everybody."""
+    few = ["iterations=3", "eval_every=1", "timeout=60", "topology=ring", f"chaos.iteration={iteration}"]
+    since = time.monotonic()
+    train(tmp_path / "r", *PLAIN, "chaos=kill", "chaos.rank=5", *few)
+    assert time.monotonic() - since < 20
+    assert [row["iteration"] for row in metrics(tmp_path / "r")] == [0, 1, 2, 3]
+    assert commits(tmp_path / "r")[-1].world == 5
 
 
 def test_a_network_that_falls_apart_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.ranks import DGT, TORCHRUN, command
+from tests.distributed.runs import train
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.heavy]
 
@@ -40,8 +41,7 @@ def test_every_dgt_command_runs(line: str, tmp_path: Path) -> None:
     (tmp_path / "my_conf" / "problem" / "parity.yaml").write_text(settings)
     words = shlex.split(line)[1:]
     for run in re.findall(r"resume=(\w+)", line):  # a run that a line before has made
-        folder = f"run_dir={'long' if run == 'auto' else run}"
-        assert command([*DGT, "train", "weights=A", folder, "iterations=2"], tmp_path).returncode == 0
+        train(tmp_path / ("long" if run == "auto" else run), "weights=A", "nodes=16", "iterations=2")
     if "scaling" in words or "preset=resnet18" in words:  # all ways of a large model take minutes
         words += ["nodes=4", "variants=[compute,shared]"]
     extra = [] if "--help" in words else SMALL[words[0]] + (STAND_IN if "experiment=cifar10" in line else [])
