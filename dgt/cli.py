@@ -86,8 +86,13 @@ def train(options: argparse.Namespace) -> None:
         )
         return
     runs = composing.expand(options.overrides) if options.multirun else [options.overrides]
+    if options.only is not None:
+        if not options.multirun:
+            raise ConfigError(f"--only={options.only}: picks one run of a sweep; add -m")
+        check_range("--only", options.only, 0, len(runs) - 1)
+        runs = [runs[options.only]]
     configs = [composing.compose(overrides) for overrides in runs]  # all mistakes before the first rank starts
-    if options.multirun and any(config.run_dir for config in configs):
+    if len(configs) > 1 and any(config.run_dir for config in configs):
         raise ConfigError("run_dir: each run of a sweep has its own; leave it out")
     summaries = []
     for config in configs:
@@ -295,9 +300,10 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="dgt", description="Weighted decentralized training: one process per network node.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _command(commands, "train", train, "train one network (or, with -m, one per combination of values)").add_argument(
-        "-m", "--multirun", action="store_true", help="sweep: every combination of comma-separated values"
-    )
+    training = _command(commands, "train", train, "train one network (or, with -m, one per combination of values)")
+    sweep = "sweep: every combination of comma-separated values"
+    training.add_argument("-m", "--multirun", action="store_true", help=sweep)
+    training.add_argument("--only", type=int, metavar="K", help="of a sweep, the K-th run only, counted from 0")
     _command(
         commands,
         "compare",
