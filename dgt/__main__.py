@@ -9,7 +9,7 @@ import sys
 
 from dgt import forkserver, world
 
-STARTS_RANKS = ("train", "compare", "bench", "run")
+STARTS_RANKS = ("train", "compare", "bench", "run", "doctor")
 
 
 def main() -> None:

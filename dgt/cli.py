@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dgt import compose as composing
-from dgt import forkserver, launch, problems, world
+from dgt import doctor, forkserver, launch, problems, world
 from dgt.bench import scaling
 from dgt.bench.job import VARIANTS, BenchConfig, BenchJob
 from dgt.checks import ConfigError, build, check_range, documented, nearest
@@ -86,8 +86,13 @@ def train(options: argparse.Namespace) -> None:
         )
         return
     runs = composing.expand(options.overrides) if options.multirun else [options.overrides]
+    if options.only is not None:
+        if not options.multirun:
+            raise ConfigError(f"--only={options.only}: picks one run of a sweep; add -m")
+        check_range("--only", options.only, 0, len(runs) - 1)
+        runs = [runs[options.only]]
     configs = [composing.compose(overrides) for overrides in runs]  # all mistakes before the first rank starts
-    if options.multirun and any(config.run_dir for config in configs):
+    if len(configs) > 1 and any(config.run_dir for config in configs):
         raise ConfigError("run_dir: each run of a sweep has its own; leave it out")
     summaries = []
     for config in configs:
@@ -162,6 +167,17 @@ def compare(options: argparse.Namespace) -> None:
         return
     print(compare_report.text(rows, path, len(seeds)))
     print(f"figure  {directory / 'figures' / 'compare.png'}\ndata    {path}")
+
+
+def examine(options: argparse.Namespace) -> None:
+    """What is here, and whether two ranks can talk."""
+    here = world.placement()
+    if here.launcher != "alone":
+        raise ConfigError(f"dgt doctor starts ranks of its own; run it outside {here.launcher}, on every host")
+    findings = doctor.examine()
+    print(json.dumps(doctor.as_dicts(findings), indent=2) if options.json else doctor.text(findings))
+    if any(finding.verdict == doctor.BAD for finding in findings):
+        raise SystemExit(launch.EXIT_FAILED)
 
 
 def gaps(options: argparse.Namespace) -> None:
@@ -284,15 +300,17 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="dgt", description="Weighted decentralized training: one process per network node.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _command(commands, "train", train, "train one network (or, with -m, one per combination of values)").add_argument(
-        "-m", "--multirun", action="store_true", help="sweep: every combination of comma-separated values"
-    )
+    training = _command(commands, "train", train, "train one network (or, with -m, one per combination of values)")
+    sweep = "sweep: every combination of comma-separated values"
+    training.add_argument("-m", "--multirun", action="store_true", help=sweep)
+    training.add_argument("--only", type=int, metavar="K", help="of a sweep, the K-th run only, counted from 0")
     _command(
         commands,
         "compare",
         compare,
         "Strategy I against II over weights x topologies x seeds: table, CSV, figure",
     )
+    _command(commands, "doctor", examine, "look at this host: versions, GPUs, network, memory, and two ranks that talk")
     _command(commands, "gaps", gaps, "the paper's spectral-gap table, recomputed")
     _command(commands, "data", data, "fetch and verify a data set, once per host")
     _command(commands, "bench", bench, "what an iteration costs: compute, DDP, naive exchange, dgt; on the same ranks")

@@ -29,6 +29,7 @@ DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "messages")
 WIRES = ("full", "bfloat16", "float16")
 DTYPES = ("auto", "float64", "float32")
+PLACEMENTS = ("none", "graph")
 ON_PEER_LOSS = ("stop", "continue")
 FAULTS = ("none", "kill", "term", "pause", "delay", "corrupt", "not_a_number", "forget", "rollback", "disk_full")
 PHASES = ("step", "copy", "write", "rename", "commit", "prune")
@@ -319,6 +320,8 @@ class Config:
     """auto (float64 for least squares, float32 for the rest), float64 or float32."""
     crc: bool = False
     """Check the content of every message, not only its head."""
+    placement: str = "none"
+    """graph: choose which rank is which node so that few edges run between hosts; none: rank i is node i."""
     on_peer_loss: str = "stop"
     """stop when a rank is lost, or continue with the others (on this host, or under srun)."""
     resume: str = "none"
@@ -350,6 +353,7 @@ class Config:
         check_range("bucket_mb", self.bucket_mb, 0)
         self._check_traffic()
         check_choice("dtype", self.dtype, DTYPES)
+        check_choice("placement", self.placement, PLACEMENTS)
         check_choice("on_peer_loss", self.on_peer_loss, ON_PEER_LOSS)
         if not self.resume:
             raise ConfigError("resume=: none, auto, or a run or checkpoint directory")

@@ -33,6 +33,7 @@ def detect(variables: Mapping[str, str]) -> Placement:
             rank, size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
             if not 0 <= rank < size:
                 raise ValueError(f"RANK={rank}, WORLD_SIZE={size}")
+            _refuse_nesting(variables)
             # launchers that do not say what is on this host may have put one rank on each
             local_rank, local_size = int(variables.get("LOCAL_RANK", 0)), int(variables.get("LOCAL_WORLD_SIZE", 1))
             return Placement("torchrun", rank, size, local_rank, local_size)
@@ -45,6 +46,16 @@ def detect(variables: Mapping[str, str]) -> Placement:
     except (KeyError, ValueError, IndexError) as error:
         raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
     return Placement("alone")
+
+
+def _refuse_nesting(variables: Mapping[str, str]) -> None:
+    """srun that starts a torchrun per task, each of them a world of its own."""
+    tasks = int(variables.get("SLURM_STEP_NUM_TASKS", "1"))
+    if "TORCHELASTIC_RUN_ID" in variables and tasks > 1 and variables.get("GROUP_WORLD_SIZE") == "1":
+        raise ConfigError(
+            f"srun started {tasks} tasks, and each of them a torchrun of its own; start one task per node and give "
+            "torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID, or leave torchrun out"
+        )
 
 
 def _tasks_on_node(counts: str, node: int) -> int:

@@ -15,6 +15,7 @@ import importlib.metadata
 import itertools
 import os
 import signal
+import socket
 import sys
 import time
 import weakref
@@ -379,6 +380,22 @@ def share_cores(ranks_here: int) -> None:
         # Linux: let a rank finish its slice instead of being preempted at every message that wakes another
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def host_number() -> int:
+    """A number that ranks have in common if they share memory: one per machine, or per container on it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        memory = os.stat("/dev/shm")
+        identity = f"{boot} {memory.st_dev} {memory.st_ino}"
+    except OSError:
+        identity = socket.gethostname()
+    return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:7], "big")
+
+
+def variables(prefix: str) -> dict[str, str]:
+    """The environment variables that begin like this, for those who only want to look."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
 def cache_dir() -> Path:

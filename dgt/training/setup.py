@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import sys
+
 import networkx as nx
+import torch
 
 from dgt import problems
 from dgt.checks import ConfigError
 from dgt.config import Config
-from dgt.network import graphs, weights
+from dgt.network import graphs, hosts, weights
 from dgt.network.weights import Weights
+from dgt.world import Node, host_number
 from dgt.placement import Placement
 
 DEFAULT_NODES = 16
+
+
+def placed(node: Node, weights: Weights, graph: nx.Graph) -> tuple[Weights, nx.Graph]:
+    """Weights and graph of the ranks, after choosing for each which node it is; all ranks call it."""
+    host_of_rank = node.gather(torch.tensor(host_number())).tolist()
+    nodes = hosts.place(graph, host_of_rank)
+    if node.is_main:
+        before, after = (hosts.edges_between(graph, order, host_of_rank) for order in (range(node.size), nodes))
+        words = f"{len(set(host_of_rank))} hosts, {graph.number_of_edges()} edges, {after} of them between hosts"
+        print(f"dgt: placement: {words} ({before} where rank i is node i)", file=sys.stderr, flush=True)
+    node.members = nodes
+    return weights[nodes], nx.relabel_nodes(graph, {name: rank for rank, name in enumerate(nodes)})
 
 
 def network_of(config: Config, placement: Placement) -> tuple[Weights, nx.Graph]:

@@ -1,0 +1,213 @@
+"""`dgt doctor`: what is here, whether two ranks can talk, how fast, and what to do about what is wrong.
+
+Each check is a small function of plain values, so that what it says can be tested without the machine it is about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import os
+import platform
+import resource
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dgt import launch, world
+from dgt.exchange import shared
+from dgt.exchange.transport import Transport
+from dgt.world import Node
+
+GOOD, ODD, BAD = "ok", "note", "wrong"
+SMALL_MEMORY = 512 * 2**20
+FEW_FILES = 1024
+SIZES = {"latency": 2, "bandwidth": 4_000_000}  # numbers of 4 bytes
+ROUNDS = {"latency": 200, "bandwidth": 12}
+SIOCGIFADDR = 0x8915
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, what was found, and what to do unless it is fine."""
+
+    what: str
+    found: str
+    verdict: str = GOOD
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Everything that can be seen from here, and two ranks that talk."""
+    return [
+        *versions(),
+        *backends(dist.is_gloo_available(), dist.is_nccl_available(), torch.cuda.device_count()),
+        *gpus([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())], world.variables("CUDA")),
+        *cores(os.cpu_count() or 1, world.variables("OMP_NUM_THREADS").get("OMP_NUM_THREADS")),
+        *interfaces(dict(addresses()), socket.gethostname(), _resolved(), world.variables("GLOO").get("GLOO_SOCKET_IFNAME")),
+        *memory(*_shared_memory()),
+        *limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_NPROC)[0]),
+        *launcher(world.variables("SLURM"), world.starts_ranks()),
+        *exchange(),
+    ]
+
+
+def versions() -> list[Finding]:
+    """What is installed."""
+    names = ("dgt", "torch", "torchvision", "numpy", "hydra-core")
+    found = {name: importlib.metadata.version(name) for name in names}
+    words = ", ".join(f"{name} {version}" for name, version in found.items())
+    return [Finding("versions", f"{words}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")]
+
+
+def backends(gloo: bool, nccl: bool, cards: int) -> list[Finding]:
+    """How messages can travel."""
+    there = [name for name, is_there in (("gloo", gloo), ("nccl", nccl)) if is_there]
+    if not gloo:
+        return [Finding("backends", ", ".join(there) or "none", BAD, "this PyTorch has no gloo: install the usual build")]
+    if cards and not nccl:
+        return [Finding("backends", "gloo", ODD, "GPUs without nccl: messages are copied through main memory")]
+    return [Finding("backends", ", ".join(there))]
+
+
+def gpus(names: list[str], environment: Mapping[str, str]) -> list[Finding]:
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if names:
+        return [Finding("GPUs", f"{len(names)}: {', '.join(sorted(set(names)))}")]
+    if visible:
+        advice = "no GPU answers to these numbers: check the driver (nvidia-smi) and how Slurm hands GPUs out"
+        return [Finding("GPUs", f"none, though CUDA_VISIBLE_DEVICES={visible}", BAD, advice)]
+    return [Finding("GPUs", "none")]
+
+
+def cores(count: int, threads: str | None) -> list[Finding]:
+    if threads is not None and threads.isdecimal() and int(threads) > count:
+        return [Finding("cores", f"{count}, OMP_NUM_THREADS={threads}", ODD, "more threads than cores: set OMP_NUM_THREADS=1")]
+    return [Finding("cores", f"{count}, OMP_NUM_THREADS={threads or 'unset (dgt shares the cores among ranks)'}")]
+
+
+def interfaces(own: Mapping[str, str], host: str, resolved: str | None, chosen: str | None) -> list[Finding]:
+    """Which networks there are, and which one neighbours on other hosts would be told."""
+    words = ", ".join(f"{name} {address}" for name, address in own.items()) or "none"
+    if chosen is not None:
+        missing = [name for name in chosen.split(",") if name not in own]
+        if missing:
+            return [Finding("network", words, BAD, f"GLOO_SOCKET_IFNAME={chosen}: no such interface here")]
+        return [Finding("network", f"{words}; GLOO_SOCKET_IFNAME={chosen}")]
+    if resolved is None:
+        return [Finding("network", words, ODD, f"the host name {host} does not resolve: on several hosts, set GLOO_SOCKET_IFNAME")]
+    if resolved.startswith("127."):
+        advice = f"{host} resolves to {resolved}: fine here; on several hosts, set GLOO_SOCKET_IFNAME to the network between them"
+        return [Finding("network", words, ODD, advice)]
+    return [Finding("network", f"{words}; {host} is {resolved}")]
+
+
+def memory(size: int | None, free: int | None) -> list[Finding]:
+    """/dev/shm, where neighbours on one host meet."""
+    if size is None or free is None:
+        return [Finding("shared memory", "none", ODD, "neighbours on one host use messages (slower): Linux on x86-64 has it")]
+    words = f"{free / 2**20:.0f} of {size / 2**20:.0f} MB free in /dev/shm"
+    if free < SMALL_MEMORY:
+        return [Finding("shared memory", words, ODD, "too little for large models, which then use messages: docker run --shm-size=8g")]
+    return [Finding("shared memory", words)]
+
+
+def limits(files: int, processes: int) -> list[Finding]:
+    words = f"{files} files, {'any number of' if processes == resource.RLIM_INFINITY else processes} processes"
+    if 0 <= files < FEW_FILES:
+        return [Finding("limits", words, ODD, "too few open files for 64 ranks on this host: ulimit -n 4096")]
+    return [Finding("limits", words)]
+
+
+def launcher(slurm: Mapping[str, str], starts_ranks: bool) -> list[Finding]:
+    if not slurm:
+        return [Finding("launcher", "none: dgt train starts ranks on this host")]
+    job = slurm.get("SLURM_JOB_ID", "?")
+    words = f"Slurm job {job}, {slurm.get('SLURM_JOB_NUM_NODES', '?')} nodes ({slurm.get('SLURM_JOB_NODELIST', '?')})"
+    end = "dgt train starts ranks on this node only; srun dgt train uses all" if starts_ranks else "this process is a rank"
+    return [Finding("launcher", f"{words}; {end}")]
+
+
+@dataclass(frozen=True, slots=True)
+class TalkJob:
+    """Two ranks send each other messages of both kinds; returns seconds per exchange."""
+
+    way: str
+
+    def run(self, node: Node) -> dict[str, float]:
+        found = {}
+        for kind, size in SIZES.items():
+            outbox = Transport(node, [1 - node.rank], self.way).outbox(kind, torch.zeros(size))
+            since = 0.0
+            for number in range(ROUNDS[kind] + 3):
+                since = time.perf_counter() if number == 3 else since
+                outbox.buffer.fill_(float(number))
+                pending = outbox.post(number)
+                for _, theirs in pending.collect():
+                    assert float(theirs[0]) == number
+                pending.finish()
+            found[kind] = (time.perf_counter() - since) / ROUNDS[kind]
+        return found
+
+
+def exchange() -> list[Finding]:
+    """Two ranks on this host, over every way there is."""
+    found = []
+    for name, way in (("shared memory", "auto"), ("messages", "messages")):
+        if way == "auto" and not shared.available():
+            continue
+        try:
+            seconds = launch.start_ranks(TalkJob(way), 2, launch.JoinOptions(device="cpu", timeout=20))[0]
+        except launch.LaunchError as error:
+            found.append(Finding(f"two ranks, {name}", "no answer", BAD, str(error)))
+            continue
+        rate = 4 * SIZES["bandwidth"] / seconds["bandwidth"] / 1e9
+        found.append(Finding(f"two ranks, {name}", f"{seconds['latency'] * 1e6:.0f} us, {rate:.2g} GB/s each way"))
+    return found
+
+
+def addresses() -> Iterator[tuple[str, str]]:
+    """(interface, IPv4 address) of this host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                raw = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                yield name, socket.inet_ntoa(raw[20:24])
+
+
+def _resolved() -> str | None:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+
+
+def _shared_memory() -> tuple[int | None, int | None]:
+    if not shared.available():
+        return None, None
+    room = os.statvfs(shared.MEMORY)
+    return room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+
+
+def as_dicts(findings: list[Finding]) -> list[dict[str, Any]]:
+    return [asdict(finding) for finding in findings]
+
+
+def text(findings: list[Finding]) -> str:
+    """A line each; advice below what needs it, and a verdict at the end."""
+    width = max(len(finding.what) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.verdict:<6}{finding.what:<{width}}  {finding.found}")
+        if finding.advice:
+            lines.append(f"{'':<6}{'':<{width}}  -> {finding.advice}")
+    wrong = [finding.what for finding in findings if finding.verdict == BAD]
+    lines.append(f"wrong: {', '.join(wrong)}" if wrong else "all well: dgt train will run here")
+    return "\n".join(lines)

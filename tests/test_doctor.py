@@ -1,0 +1,43 @@
+"""What the doctor says of machines that are not this one."""
+
+from __future__ import annotations
+
+import pytest
+
+from dgt import doctor
+from dgt.doctor import BAD, GOOD, ODD, Finding
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict", "words"),
+    [
+        (doctor.backends(True, True, 8), GOOD, ""),
+        (doctor.backends(False, False, 0), BAD, "this PyTorch has no gloo"),
+        (doctor.backends(True, False, 2), ODD, "copied through main memory"),
+        (doctor.gpus(["NVIDIA H100"] * 8, {}), GOOD, ""),
+        (doctor.gpus([], {"CUDA_VISIBLE_DEVICES": "3"}), BAD, "no GPU answers to these numbers"),
+        (doctor.gpus([], {}), GOOD, ""),
+        (doctor.cores(2, "8"), ODD, "set OMP_NUM_THREADS=1"),
+        (doctor.cores(64, None), GOOD, ""),
+        (doctor.interfaces({"lo": "127.0.0.1"}, "node1", "10.0.0.1", "ib0"), BAD, "GLOO_SOCKET_IFNAME=ib0: no such interface"),
+        (doctor.interfaces({"ib0": "10.0.0.1"}, "node1", "10.0.0.1", "ib0"), GOOD, ""),
+        (doctor.interfaces({"eth0": "10.0.0.1"}, "node1", None, None), ODD, "node1 does not resolve"),
+        (doctor.interfaces({"eth0": "10.0.0.1"}, "laptop", "127.0.1.1", None), ODD, "laptop resolves to 127.0.1.1"),
+        (doctor.memory(64 * 2**20, 64 * 2**20), ODD, "--shm-size"),
+        (doctor.memory(None, None), ODD, "use messages"),
+        (doctor.memory(2**34, 2**33), GOOD, ""),
+        (doctor.limits(256, -1), ODD, "ulimit -n"),
+        (doctor.launcher({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, True), GOOD, ""),
+    ],
+)
+def test_plain_words_for_what_is_wrong(finding: list[Finding], verdict: str, words: str) -> None:
+    (only,) = finding
+    assert only.verdict == verdict
+    assert words in only.advice
+    assert bool(only.advice) == (verdict != GOOD)
+
+
+def test_the_end_says_whether_training_will_run() -> None:
+    good, bad = Finding("cores", "2"), Finding("backends", "none", BAD, "install it")
+    assert doctor.text([good]).splitlines()[-1] == "all well: dgt train will run here"
+    assert doctor.text([good, bad]).splitlines()[-1] == "wrong: backends"
