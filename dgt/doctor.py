@@ -51,7 +51,9 @@ def examine() -> list[Finding]:
         *backends(dist.is_gloo_available(), dist.is_nccl_available(), torch.cuda.device_count()),
         *gpus([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())], world.variables("CUDA")),
         *cores(os.cpu_count() or 1, world.variables("OMP_NUM_THREADS").get("OMP_NUM_THREADS")),
-        *interfaces(dict(addresses()), socket.gethostname(), _resolved(), world.variables("GLOO").get("GLOO_SOCKET_IFNAME")),
+        *interfaces(
+            dict(addresses()), socket.gethostname(), _resolved(), world.variables("GLOO").get("GLOO_SOCKET_IFNAME")
+        ),
         *memory(*_shared_memory()),
         *limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_NPROC)[0]),
         *launcher(world.variables("SLURM"), world.starts_ranks()),
@@ -64,14 +66,18 @@ def versions() -> list[Finding]:
     names = ("dgt", "torch", "torchvision", "numpy", "hydra-core")
     found = {name: importlib.metadata.version(name) for name in names}
     words = ", ".join(f"{name} {version}" for name, version in found.items())
-    return [Finding("versions", f"{words}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")]
+    return [
+        Finding("versions", f"{words}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    ]
 
 
 def backends(gloo: bool, nccl: bool, cards: int) -> list[Finding]:
     """How messages can travel."""
     there = [name for name, is_there in (("gloo", gloo), ("nccl", nccl)) if is_there]
     if not gloo:
-        return [Finding("backends", ", ".join(there) or "none", BAD, "this PyTorch has no gloo: install the usual build")]
+        return [
+            Finding("backends", ", ".join(there) or "none", BAD, "this PyTorch has no gloo: install the usual build")
+        ]
     if cards and not nccl:
         return [Finding("backends", "gloo", ODD, "GPUs without nccl: messages are copied through main memory")]
     return [Finding("backends", ", ".join(there))]
@@ -89,7 +95,11 @@ def gpus(names: list[str], environment: Mapping[str, str]) -> list[Finding]:
 
 def cores(count: int, threads: str | None) -> list[Finding]:
     if threads is not None and threads.isdecimal() and int(threads) > count:
-        return [Finding("cores", f"{count}, OMP_NUM_THREADS={threads}", ODD, "more threads than cores: set OMP_NUM_THREADS=1")]
+        return [
+            Finding(
+                "cores", f"{count}, OMP_NUM_THREADS={threads}", ODD, "more threads than cores: set OMP_NUM_THREADS=1"
+            )
+        ]
     return [Finding("cores", f"{count}, OMP_NUM_THREADS={threads or 'unset (dgt shares the cores among ranks)'}")]
 
 
@@ -102,9 +112,16 @@ def interfaces(own: Mapping[str, str], host: str, resolved: str | None, chosen: 
             return [Finding("network", words, BAD, f"GLOO_SOCKET_IFNAME={chosen}: no such interface here")]
         return [Finding("network", f"{words}; GLOO_SOCKET_IFNAME={chosen}")]
     if resolved is None:
-        return [Finding("network", words, ODD, f"the host name {host} does not resolve: on several hosts, set GLOO_SOCKET_IFNAME")]
+        return [
+            Finding(
+                "network",
+                words,
+                ODD,
+                f"the host name {host} does not resolve: on several hosts, set GLOO_SOCKET_IFNAME",
+            )
+        ]
     if resolved.startswith("127."):
-        advice = f"{host} resolves to {resolved}: fine here; on several hosts, set GLOO_SOCKET_IFNAME to the network between them"
+        advice = f"{host} resolves to {resolved}: fine here; on several hosts, set GLOO_SOCKET_IFNAME"
         return [Finding("network", words, ODD, advice)]
     return [Finding("network", f"{words}; {host} is {resolved}")]
 
@@ -112,10 +129,21 @@ def interfaces(own: Mapping[str, str], host: str, resolved: str | None, chosen: 
 def memory(size: int | None, free: int | None) -> list[Finding]:
     """/dev/shm, where neighbours on one host meet."""
     if size is None or free is None:
-        return [Finding("shared memory", "none", ODD, "neighbours on one host use messages (slower): Linux on x86-64 has it")]
+        return [
+            Finding(
+                "shared memory", "none", ODD, "neighbours on one host use messages (slower): Linux on x86-64 has it"
+            )
+        ]
     words = f"{free / 2**20:.0f} of {size / 2**20:.0f} MB free in /dev/shm"
     if free < SMALL_MEMORY:
-        return [Finding("shared memory", words, ODD, "too little for large models, which then use messages: docker run --shm-size=8g")]
+        return [
+            Finding(
+                "shared memory",
+                words,
+                ODD,
+                "too little for large models, which then use messages: docker run --shm-size=8g",
+            )
+        ]
     return [Finding("shared memory", words)]
 
 
@@ -131,7 +159,11 @@ def launcher(slurm: Mapping[str, str], starts_ranks: bool) -> list[Finding]:
         return [Finding("launcher", "none: dgt train starts ranks on this host")]
     job = slurm.get("SLURM_JOB_ID", "?")
     words = f"Slurm job {job}, {slurm.get('SLURM_JOB_NUM_NODES', '?')} nodes ({slurm.get('SLURM_JOB_NODELIST', '?')})"
-    end = "dgt train starts ranks on this node only; srun dgt train uses all" if starts_ranks else "this process is a rank"
+    end = (
+        "dgt train starts ranks on this node only; srun dgt train uses all"
+        if starts_ranks
+        else "this process is a rank"
+    )
     return [Finding("launcher", f"{words}; {end}")]
 
 

@@ -198,12 +198,22 @@ class Node:
         kept = [self.members.index(name) for name in names]
         self.placement = dataclasses.replace(self.placement, rank=names.index(self.name), size=len(names))
         self.members = names
-        room = "-".join(["left", *map(str, names)])
+        self._meet_again("-".join(["left", *map(str, names)]))
+        self.channels, self.notices.stop_at, self.notices.save_at = 0, NEVER, NEVER
+        return kept, first
+
+    def renumber(self, rank: int) -> None:
+        """Be another rank from here on. All ranks call it, before anything is exchanged."""
+        self.turn_away()
+        self.placement = dataclasses.replace(self.placement, rank=rank)
+        self._meet_again("renumbered")
+        if self.backend == "nccl":
+            self.settle("nccl", self.device.type)
+
+    def _meet_again(self, room: str) -> None:
         patience = timedelta(seconds=max(self.timeout, MEETING_SECONDS))
         self.groups = meeting.join_group(meeting.room(self.store, room), self.rank, self.size, patience)
-        self.channels, self.notices.stop_at, self.notices.save_at = 0, NEVER, NEVER
         meeting.set_timeout(self.control, self.timeout)
-        return kept, first
 
     def settle(self, backend: str, device: str) -> None:
         """Decide on device and backend, together with all ranks; until then messages go over gloo on the CPU."""

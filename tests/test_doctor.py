@@ -19,7 +19,11 @@ from dgt.doctor import BAD, GOOD, ODD, Finding
         (doctor.gpus([], {}), GOOD, ""),
         (doctor.cores(2, "8"), ODD, "set OMP_NUM_THREADS=1"),
         (doctor.cores(64, None), GOOD, ""),
-        (doctor.interfaces({"lo": "127.0.0.1"}, "node1", "10.0.0.1", "ib0"), BAD, "GLOO_SOCKET_IFNAME=ib0: no such interface"),
+        (
+            doctor.interfaces({"lo": "127.0.0.1"}, "node1", "10.0.0.1", "ib0"),
+            BAD,
+            "GLOO_SOCKET_IFNAME=ib0: no such interface",
+        ),
         (doctor.interfaces({"ib0": "10.0.0.1"}, "node1", "10.0.0.1", "ib0"), GOOD, ""),
         (doctor.interfaces({"eth0": "10.0.0.1"}, "node1", None, None), ODD, "node1 does not resolve"),
         (doctor.interfaces({"eth0": "10.0.0.1"}, "laptop", "127.0.1.1", None), ODD, "laptop resolves to 127.0.1.1"),

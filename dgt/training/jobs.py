@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dgt.config import Config
 from dgt.exchange.agreement import told_by_main
 from dgt.training.logger import RunLogger
-from dgt.training.setup import network_of, placed
+from dgt.training.setup import network_of, take_places
 from dgt.training.trainer import Stopped, train_safely
 from dgt.world import Node
 
@@ -25,7 +25,7 @@ class TrainJob:
         config = dataclasses.replace(self.config, run_dir=told_by_main(node, self.config.run_dir or ""))
         weights, graph = network_of(config, node.placement)
         if config.placement == "graph":
-            weights, graph = placed(node, weights, graph)
+            take_places(node, graph)
         logger = RunLogger(config, node.size, speaks=node.is_main)
         stopped = train_safely(config, node, weights, graph, logger)
         if stopped is not None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 
 import networkx as nx
-import numpy as np
 
 from dgt import algorithms, problems
 from dgt.checks import ConfigError, TrainingError
@@ -22,7 +21,7 @@ from dgt.training.state import Tree, random_state, restore_random_state, seed_ge
 from dgt.world import Node, cache_dir
 
 LOCAL_KEYS = ("root",)  # hosts may keep their data in different places
-MAY_DIFFER = ("iterations", "transport", "overlap")  # in a run that is resumed: the numbers do not depend on them
+MAY_DIFFER = ("iterations", "transport", "overlap", "placement")  # on resume: the numbers do not depend on them
 
 
 class Session:
@@ -36,14 +35,13 @@ class Session:
         )
         seed_generators(seeds[0])  # whatever a model starts from is the same on all nodes
         self.problem = together(node, self._make_problem)
-        seed_generators(seeds[0], node.name + 1)  # dropout and the like are not
+        seed_generators(seeds[0], node.rank + 1)  # dropout and the like are not
         self.clock, self.losses = Clock(), IntervalLoss(node.name)
         self.start_optimizer()
 
     def _make_problem(self) -> Problem:
         config, node = self.config, self.node
-        by_node = self.weights[np.argsort(node.members)]  # weights are in the order of the ranks
-        problem = problems.from_config(config, by_node, node.name, self.seeds, node.device, cache_dir())
+        problem = problems.from_config(config, self.weights, node.rank, self.seeds, node.device, cache_dir())
         if config.bucket_mb and not problem.uses_autograd:
             raise ConfigError(
                 f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"

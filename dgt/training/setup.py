@@ -1,4 +1,4 @@
-"""From a config to the network it names: how many nodes, which weights, which graph. Pure, so any process may ask."""
+"""From a config to the network it names: how many nodes, which weights, which graph, which rank is which node."""
 
 from __future__ import annotations
 
@@ -12,22 +12,10 @@ from dgt.checks import ConfigError
 from dgt.config import Config
 from dgt.network import graphs, hosts, weights
 from dgt.network.weights import Weights
-from dgt.world import Node, host_number
 from dgt.placement import Placement
+from dgt.world import Node, host_number
 
 DEFAULT_NODES = 16
-
-
-def placed(node: Node, weights: Weights, graph: nx.Graph) -> tuple[Weights, nx.Graph]:
-    """Weights and graph of the ranks, after choosing for each which node it is; all ranks call it."""
-    host_of_rank = node.gather(torch.tensor(host_number())).tolist()
-    nodes = hosts.place(graph, host_of_rank)
-    if node.is_main:
-        before, after = (hosts.edges_between(graph, order, host_of_rank) for order in (range(node.size), nodes))
-        words = f"{len(set(host_of_rank))} hosts, {graph.number_of_edges()} edges, {after} of them between hosts"
-        print(f"dgt: placement: {words} ({before} where rank i is node i)", file=sys.stderr, flush=True)
-    node.members = nodes
-    return weights[nodes], nx.relabel_nodes(graph, {name: rank for rank, name in enumerate(nodes)})
 
 
 def network_of(config: Config, placement: Placement) -> tuple[Weights, nx.Graph]:
@@ -40,3 +28,19 @@ def network_of(config: Config, placement: Placement) -> tuple[Weights, nx.Graph]
     if launched is not None and launched != nodes:
         raise ConfigError(f"world size {launched}: this network has {nodes} nodes; start {nodes} ranks, one per node")
     return node_weights, graphs.from_config(config.topology, node_weights)
+
+
+def take_places(node: Node, graph: nx.Graph) -> None:
+    """Renumber the ranks so that few edges run between hosts; rank 0 stays what it is. All ranks call it."""
+    host_of_rank = node.gather(torch.tensor(host_number())).tolist()
+    node_of_rank = torch.zeros(node.size, dtype=torch.int64)
+    if node.is_main:
+        placed = hosts.place(graph, host_of_rank)
+        before, after = (hosts.edges_between(graph, order, host_of_rank) for order in (range(node.size), placed))
+        edges, many = graph.number_of_edges(), len(set(host_of_rank))
+        words = f"{after} of {edges} edges run between {many} hosts, {before} without it"
+        print(f"dgt: placement=graph: {words}", file=sys.stderr, flush=True)
+        node_of_rank += torch.tensor(placed)
+    places = node.sum(node_of_rank).tolist()
+    if places != list(range(node.size)):
+        node.renumber(places[node.rank])

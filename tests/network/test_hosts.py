@@ -25,6 +25,7 @@ TURNS = [rank % 4 for rank in range(16)]  # ranks dealt out to four hosts one by
 def test_the_cut_is_as_small_as_it_can_be(graph: nx.Graph, hosts: list[int], best: int) -> None:
     nodes = place(graph, hosts)
     assert sorted(nodes) == list(range(16))
+    assert nodes[0] == 0
     assert edges_between(graph, nodes, hosts) == best
 
 
@@ -43,5 +44,7 @@ def test_groups_that_were_scattered_are_found_again() -> None:
 
 
 def test_uneven_hosts_and_one_host() -> None:
-    assert edges_between(graphs.ring(10), place(graphs.ring(10), [0, 0, 0, 1, 1, 1, 1, 1, 1, 1]), [0] * 3 + [1] * 7) == 2
+    assert (
+        edges_between(graphs.ring(10), place(graphs.ring(10), [0, 0, 0, 1, 1, 1, 1, 1, 1, 1]), [0] * 3 + [1] * 7) == 2
+    )
     assert sorted(place(graphs.ring(5), [7] * 5)) == list(range(5))
