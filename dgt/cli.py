@@ -170,11 +170,15 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def examine(options: argparse.Namespace) -> None:
-    """What is here, and whether two ranks can talk."""
-    here = world.placement()
-    if here.launcher != "alone":
-        raise ConfigError(f"dgt doctor starts ranks of its own; run it outside {here.launcher}, on every host")
-    findings = doctor.examine()
+    """What is here, and whether ranks can talk: two of this host, or those that a launcher started."""
+    if options.overrides:
+        raise ConfigError(f"{options.overrides[0]}: dgt doctor has no settings")
+    if world.placement().launcher == "alone":
+        findings: list[doctor.Finding] | None = doctor.here() + doctor.exchange()
+    else:
+        findings = launch.be_rank(doctor.ClusterJob, lambda _: JoinOptions(device="cpu"))
+    if findings is None:
+        return
     print(json.dumps(doctor.as_dicts(findings), indent=2) if options.json else doctor.text(findings))
     if any(finding.verdict == doctor.BAD for finding in findings):
         raise SystemExit(launch.EXIT_FAILED)
@@ -346,6 +350,7 @@ def _command(commands: typing.Any, name: str, run: typing.Any, help_: str) -> ar
 EXAMPLES = {
     "train": "dgt train weights=A topology=exponential strategy=II",
     "compare": "dgt compare weights=A,B topology=ring,grid,exponential,tailored seeds=10",
+    "doctor": "srun --nodes 4 --ntasks-per-node 1 dgt doctor",
     "gaps": "dgt gaps laziness=0.5",
     "data": "dgt data cifar10 root=/scratch/data",
     "bench": "dgt bench preset=resnet18 topology=exponential nodes=4",
@@ -360,6 +365,10 @@ def _key_help(command: str) -> str:
             "settings:",
             "  laziness: 0.3        # epsilon",
             "  topology.seed: 0     # which draw of the tailored graphs",
+        ]
+    elif command == "doctor":
+        lines += [
+            "Alone it looks at this host. Under torchrun or srun it looks at all hosts, and has neighbouring ranks talk."
         ]
     elif command == "bench":
         lines += ["settings:", *(f"  {line}" for line in documented(BenchConfig)), "", "variants:"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
+import json
 import os
 import platform
 import resource
@@ -15,7 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from dgt import launch, world
 from dgt.exchange import shared
 from dgt.exchange.transport import Transport
+from dgt.placement import Placement
 from dgt.world import Node
 
 GOOD, ODD, BAD = "ok", "note", "wrong"
@@ -31,6 +33,9 @@ SMALL_MEMORY = 512 * 2**20
 FEW_FILES = 1024
 SIZES = {"latency": 2, "bandwidth": 4_000_000}  # numbers of 4 bytes
 ROUNDS = {"latency": 200, "bandwidth": 12}
+WARM_UP = 3  # exchanges that are not counted
+MOST_PAIRS = 16
+MOST_BYTES = 8192
 SIOCGIFADDR = 0x8915
 
 
@@ -44,8 +49,8 @@ class Finding:
     advice: str = ""
 
 
-def examine() -> list[Finding]:
-    """Everything that can be seen from here, and two ranks that talk."""
+def here() -> list[Finding]:
+    """Everything that can be seen of this host by looking."""
     return [
         *versions(),
         *backends(dist.is_gloo_available(), dist.is_nccl_available(), torch.cuda.device_count()),
@@ -56,8 +61,7 @@ def examine() -> list[Finding]:
         ),
         *memory(*_shared_memory()),
         *limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_NPROC)[0]),
-        *launcher(world.variables("SLURM"), world.starts_ranks()),
-        *exchange(),
+        *launcher(world.variables("SLURM"), world.placement()),
     ]
 
 
@@ -154,55 +158,107 @@ def limits(files: int, processes: int) -> list[Finding]:
     return [Finding("limits", words)]
 
 
-def launcher(slurm: Mapping[str, str], starts_ranks: bool) -> list[Finding]:
-    if not slurm:
-        return [Finding("launcher", "none: dgt train starts ranks on this host")]
-    job = slurm.get("SLURM_JOB_ID", "?")
-    words = f"Slurm job {job}, {slurm.get('SLURM_JOB_NUM_NODES', '?')} nodes ({slurm.get('SLURM_JOB_NODELIST', '?')})"
-    end = (
-        "dgt train starts ranks on this node only; srun dgt train uses all"
-        if starts_ranks
-        else "this process is a rank"
-    )
-    return [Finding("launcher", f"{words}; {end}")]
+def launcher(slurm: Mapping[str, str], where: Placement) -> list[Finding]:
+    """Who starts ranks, and where they would run."""
+    job = slurm.get("SLURM_JOB_ID")
+    many = slurm.get("SLURM_JOB_NUM_NODES", "?")
+    inside = f"in Slurm job {job} ({many} nodes: {slurm.get('SLURM_JOB_NODELIST', '?')})" if job else "no Slurm job"
+    if where.launcher != "alone":
+        return [Finding("launcher", f"{where.launcher}, {where.size} ranks, {inside}")]
+    only = "; srun dgt train uses all nodes" if job and many != "1" else ""
+    return [Finding("launcher", f"none, {inside}: dgt train starts ranks on this host{only}")]
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Two ranks sent each other messages: seconds per exchange of small and of large ones."""
+
+    ranks: tuple[int, int]
+    way: str
+    latency: float
+    bandwidth: float
+
+    def __str__(self) -> str:
+        rate = 4 * SIZES["bandwidth"] / self.bandwidth / 1e9
+        return f"{self.way}: {self.latency * 1e6:.0f} us, {rate:.2g} GB/s each way"
 
 
 @dataclass(frozen=True, slots=True)
 class TalkJob:
-    """Two ranks send each other messages of both kinds; returns seconds per exchange."""
+    """Ranks r and r + 1 talk, pair after pair; the others wait."""
 
     way: str
 
-    def run(self, node: Node) -> dict[str, float]:
-        found = {}
-        for kind, size in SIZES.items():
-            outbox = Transport(node, [1 - node.rank], self.way).outbox(kind, torch.zeros(size))
-            since = 0.0
-            for number in range(ROUNDS[kind] + 3):
-                since = time.perf_counter() if number == 3 else since
-                outbox.buffer.fill_(float(number))
-                pending = outbox.post(number)
-                for _, theirs in pending.collect():
-                    assert float(theirs[0]) == number
-                pending.finish()
-            found[kind] = (time.perf_counter() - since) / ROUNDS[kind]
-        return found
+    def run(self, node: Node) -> list[Talk]:
+        pairs = [(rank, rank + 1) for rank in range(min(node.size - 1, MOST_PAIRS))]
+        return [talk(node, pair, self.way) for pair in pairs]
+
+
+def talk(node: Node, pair: tuple[int, int], way: str) -> Talk:
+    """All ranks call it; the figures are those of the pair's first rank, on every rank."""
+    seconds = torch.zeros(len(SIZES) + 1, dtype=torch.float64)
+    peers = [rank for rank in pair if rank != node.rank] if node.rank in pair else []
+    for place, (kind, size) in enumerate(SIZES.items()):
+        outbox = Transport(node, peers, way).outbox(kind, torch.zeros(size))
+        node.barrier()
+        since = 0.0
+        for number in range(ROUNDS[kind] + WARM_UP if peers else 0):
+            since = time.perf_counter() if number == WARM_UP else since
+            outbox.buffer.fill_(float(number))
+            pending = outbox.post(number)
+            for _, theirs in pending.collect():
+                assert float(theirs[0]) == number
+            pending.finish()
+        if node.rank == pair[0]:
+            seconds[place] = (time.perf_counter() - since) / ROUNDS[kind]
+            seconds[-1] = bool(outbox.boards)
+    latency, bandwidth, shares = node.sum(seconds).tolist()
+    return Talk(pair, "shared memory" if shares else "messages", latency, bandwidth)
 
 
 def exchange() -> list[Finding]:
     """Two ranks on this host, over every way there is."""
     found = []
-    for name, way in (("shared memory", "auto"), ("messages", "messages")):
-        if way == "auto" and not shared.available():
-            continue
+    for way in ("auto", "messages") if shared.available() else ("messages",):
         try:
-            seconds = launch.start_ranks(TalkJob(way), 2, launch.JoinOptions(device="cpu", timeout=20))[0]
+            ((said,), _) = launch.start_ranks(TalkJob(way), 2, launch.JoinOptions(device="cpu", timeout=20)).values()
         except launch.LaunchError as error:
-            found.append(Finding(f"two ranks, {name}", "no answer", BAD, str(error)))
+            found.append(Finding("two ranks", "no answer", BAD, str(error)))
             continue
-        rate = 4 * SIZES["bandwidth"] / seconds["bandwidth"] / 1e9
-        found.append(Finding(f"two ranks, {name}", f"{seconds['latency'] * 1e6:.0f} us, {rate:.2g} GB/s each way"))
+        odd = way == "auto" and said.way == "messages"
+        advice = "memory is not shared between ranks here (too little of it?): they use messages"
+        found.append(Finding("two ranks", str(said), ODD if odd else GOOD, advice if odd else ""))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterJob:
+    """Every host looks at itself, then neighbouring ranks talk; rank 0 gets to know all of it."""
+
+    def run(self, node: Node) -> list[Finding] | None:
+        own = [] if node.placement.local_rank else as_dicts(here())
+        told = torch.zeros(MOST_BYTES, dtype=torch.uint8)
+        text_ = json.dumps([node.rank, socket.gethostname(), own]).encode()
+        told[: len(text_)] = torch.frombuffer(bytearray(text_), dtype=torch.uint8)
+        rows = node.collect(told)
+        talks = TalkJob("auto").run(node)
+        if rows is None:
+            return None
+        reports = [json.loads(bytes(row.tolist()).rstrip(b"\0")) for row in rows]
+        names = [f"{host} (rank {rank})" for rank, host, _ in reports]
+        found = _by_host([(host, [Finding(**item) for item in items]) for _, host, items in reports if items])
+        return found + [
+            Finding("exchange", f"{names[said.ranks[0]]}, {names[said.ranks[1]]}: {said}") for said in talks
+        ]
+
+
+def _by_host(reports: list[tuple[str, list[Finding]]]) -> list[Finding]:
+    """What the first host found, and of the others what differs from it."""
+    first = reports[0][1]
+    found = [replace(finding, found=f"{reports[0][0]}: {finding.found}") for finding in first]
+    for host, findings in reports[1:]:
+        found += [replace(finding, found=f"{host}: {finding.found}") for finding in findings if finding not in first]
+    return sorted(found, key=lambda finding: [known.what for known in first].index(finding.what))
 
 
 def addresses() -> Iterator[tuple[str, str]]:

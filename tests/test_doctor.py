@@ -6,6 +6,7 @@ import pytest
 
 from dgt import doctor
 from dgt.doctor import BAD, GOOD, ODD, Finding
+from dgt.placement import Placement
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ from dgt.doctor import BAD, GOOD, ODD, Finding
         (doctor.memory(None, None), ODD, "use messages"),
         (doctor.memory(2**34, 2**33), GOOD, ""),
         (doctor.limits(256, -1), ODD, "ulimit -n"),
-        (doctor.launcher({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, True), GOOD, ""),
+        (doctor.launcher({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, Placement("alone")), GOOD, ""),
     ],
 )
 def test_plain_words_for_what_is_wrong(finding: list[Finding], verdict: str, words: str) -> None:
@@ -45,3 +46,9 @@ def test_the_end_says_whether_training_will_run() -> None:
     good, bad = Finding("cores", "2"), Finding("backends", "none", BAD, "install it")
     assert doctor.text([good]).splitlines()[-1] == "all well: dgt train will run here"
     assert doctor.text([good, bad]).splitlines()[-1] == "wrong: backends"
+
+
+def test_it_says_that_a_shell_in_a_job_of_several_nodes_uses_one() -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    (found,) = doctor.launcher(job, Placement("alone"))
+    assert found.found.endswith("starts ranks on this host; srun dgt train uses all nodes")
