@@ -367,9 +367,7 @@ def _key_help(command: str) -> str:
             "  topology.seed: 0     # which draw of the tailored graphs",
         ]
     elif command == "doctor":
-        lines += [
-            "Alone it looks at this host. Under torchrun or srun it looks at all hosts, and has neighbouring ranks talk."
-        ]
+        lines += ["Alone it looks at this host. Under torchrun or srun it looks at all hosts and lets ranks talk."]
     elif command == "bench":
         lines += ["settings:", *(f"  {line}" for line in documented(BenchConfig)), "", "variants:"]
         lines += [f"  {name:<12}{meaning}" for name, meaning in VARIANTS.items()]

@@ -16,7 +16,7 @@ CONF = """\
 ClusterName=throwaway
 SlurmctldHost=localhost
 SlurmctldPort={port}
-AuthInfo=socket={top}/munge.sock
+AuthInfo=socket={top}/munge.sock,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={top}/state
@@ -31,16 +31,23 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,bf_interval=2,sched_interval=2
 KillWait=5
+SlurmdTimeout=10
+MinJobAge=600
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 NodeName=n[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMemory=4000
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=20 State=UP
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=9 PreemptMode=off State=UP
 """
 
 
 class SlurmCluster:
     """with SlurmCluster(nodes=2) as cluster: cluster.run("srun", "-N2", "hostname")"""
 
-    def __init__(self, nodes: int = 2, port: int = 17300) -> None:
+    def __init__(self, nodes: int = 4, port: int = 17300) -> None:
         self.nodes, self.port = nodes, port
         # munged refuses a socket below a private directory, which pytest's tmp_path is
         self.top = Path(tempfile.mkdtemp(prefix="dgt-slurm-"))
@@ -84,7 +91,7 @@ class SlurmCluster:
             (top / f"spool-n{number}").mkdir()
             self._daemon("slurmd", "-D", "-N", f"n{number}")
         self._until(
-            lambda: self.run("sinfo", "-h", "-N", "-o", "%T").stdout.split().count("idle") == self.nodes,
+            lambda: self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").stdout.split().count("idle") == self.nodes,
             "slurmd",
         )
 
@@ -111,6 +118,29 @@ class SlurmCluster:
 
     def run(self, *arguments: str, timeout: float = 60, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(arguments, env=self.environment, capture_output=True, text=True, timeout=timeout, cwd=cwd)
+
+    def submit(self, *arguments: str, cwd: Path, **variables: str) -> str:
+        """Hand a batch file in; returns the job's number."""
+        said = subprocess.run(
+            ["sbatch", "--parsable", *arguments],
+            env={**self.environment, **variables},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert said.returncode == 0, said.stderr
+        return said.stdout.strip()
+
+    def state(self, job: str) -> dict[str, str]:
+        """What `scontrol show job` says of it."""
+        words = self.run("scontrol", "-o", "show", "job", job).stdout.split()
+        return dict(word.partition("=")[::2] for word in words)
+
+    def wait_for(self, job: str, *states: str, seconds: float = 120) -> dict[str, str]:
+        """Until the job is in one of these states."""
+        self._until(lambda: self.state(job).get("JobState") in states, f"job {job} ({self.state(job)})", seconds)
+        return self.state(job)
 
     def __exit__(self, *_: object) -> None:
         if len(self._daemons) > 1:
