@@ -7,7 +7,7 @@ two processes can do it at the same time.
 import signal
 import sys
 
-from dgt import forkserver, world
+from dgt import forkserver, signals, world
 
 STARTS_RANKS = ("train", "compare", "bench", "run", "doctor")
 
@@ -23,6 +23,7 @@ def main() -> None:
 
 
 def _run() -> None:
+    signals.say_when_ended(speaks=not world.is_other_rank(), tidy_up=forkserver.stop)
     wanted = len(sys.argv) > 1 and sys.argv[1] in STARTS_RANKS and not {"-h", "--help"} & set(sys.argv)
     if wanted and world.starts_ranks():
         forkserver.start()

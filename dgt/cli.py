@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dgt import compose as composing
-from dgt import doctor, forkserver, launch, problems, world
+from dgt import doctor, failures, forkserver, launch, problems, world
 from dgt.bench import scaling
 from dgt.bench.job import VARIANTS, BenchConfig, BenchJob
 from dgt.checks import ConfigError, build, check_range, documented, nearest
@@ -64,7 +64,7 @@ def _refuse(error: ConfigError) -> NoReturn:
         launch.be_rank(again, lambda _: JoinOptions())
     forkserver.stop()
     print(f"dgt: error: {error}", file=sys.stderr, flush=True)
-    raise SystemExit(launch.EXIT_BAD_INPUT)
+    raise SystemExit(failures.EXIT_BAD_INPUT)
 
 
 def _leave(words: str, code: int) -> NoReturn:
@@ -172,7 +172,8 @@ def compare(options: argparse.Namespace) -> None:
 def examine(options: argparse.Namespace) -> None:
     """What is here, and whether ranks can talk: two of this host, or those that a launcher started."""
     if options.overrides:
-        raise ConfigError(f"{options.overrides[0]}: dgt doctor has no settings")
+        _say_why(options)
+        return
     if world.placement().launcher == "alone":
         findings: list[doctor.Finding] | None = doctor.here() + doctor.exchange()
     else:
@@ -181,7 +182,21 @@ def examine(options: argparse.Namespace) -> None:
         return
     print(json.dumps(doctor.as_dicts(findings), indent=2) if options.json else doctor.text(findings))
     if any(finding.verdict == doctor.BAD for finding in findings):
-        raise SystemExit(launch.EXIT_FAILED)
+        raise SystemExit(failures.EXIT_FAILED)
+
+
+def _say_why(options: argparse.Namespace) -> None:
+    """Why a run failed, from the notes its ranks left."""
+    run_dir = Path(options.overrides[0])
+    if len(options.overrides) > 1 or not (run_dir / "config.yaml").exists():
+        raise ConfigError(f"{' '.join(options.overrides)}: dgt doctor takes one run directory, or nothing")
+    notes = failures.of_run(run_dir)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(note) for note in notes], indent=2))
+    else:
+        print("\n".join(failures.in_words(run_dir)))
+    if notes:
+        raise SystemExit(failures.EXIT_FAILED)
 
 
 def gaps(options: argparse.Namespace) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +29,12 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from dgt import forkserver, world
-from dgt.checks import ConfigError, SharedError, TrainingError
+from dgt import failures, forkserver, world
+from dgt.checks import ConfigError, SharedError
 from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
-from dgt.notices import PeerError, WireError
+from dgt.failures import EXIT_FAILED, EXIT_STOPPED, Failure
 from dgt.training.trainer import HEARD, Stopped
-
-EXPECTED = (ConfigError, PeerError, WireError, TrainingError)  # told in a line; else with a traceback
-EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
-EXIT_STOPPED = os.EX_TEMPFAIL  # 75: asked to stop, and ready to be resumed
 
 
 class Job(Protocol):
@@ -158,12 +152,11 @@ def _start_leniently(job: Job | Script, nodes: int, options: JoinOptions, meetin
 
 def _say_lost(meeting: str, rank: int, code: int) -> None:
     """Why a rank is gone, unless it only followed others."""
-    note = Path(meeting) / f"failure-{rank}"
-    record = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
     if code < 0:
         print(f"dgt: rank {rank} was killed ({signal.Signals(-code).name})", file=sys.stderr, flush=True)
-    elif record.get("kind") in ("TrainingError", "WireError"):
-        print(f"dgt: rank {rank} left: {record['reason']}", file=sys.stderr, flush=True)
+    for note in failures.notes(Path(meeting)):
+        if note.rank == rank and note.kind in ("TrainingError", "WireError"):
+            print(f"dgt: rank {rank} left: {note.reason}", file=sys.stderr, flush=True)
 
 
 def _lenient_rank(rank: int, nodes: int, job: Job | Script, options: JoinOptions, meeting: str, launcher: int) -> None:
@@ -218,18 +211,7 @@ def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher
     world.meet_in(Path(meeting) / "store")
 
     def note(rank: int, error: BaseException | Stopped) -> None:
-        record = {
-            "time": time.time(),
-            "rank": rank,
-            "kind": type(error).__name__,
-            "reason": _one_line(error),
-            "code": _exit_code(error),
-        }
-        if not isinstance(error, (*EXPECTED, Stopped)):
-            record["traceback"] = traceback.format_exc()
-        draft = Path(meeting) / f"draft-{rank}"
-        draft.write_text(json.dumps(record), encoding="utf-8")
-        draft.replace(Path(meeting) / f"failure-{rank}")  # the launcher may end this rank at any moment
+        _note(rank, error).write(Path(meeting))
 
     if isinstance(job, Script):
         return _as_script(job, note)
@@ -240,13 +222,13 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
     """Be the rank that torchrun or srun started. `prepare` may raise `ConfigError`, on one rank or on all."""
 
     def say(rank: int, error: BaseException | Stopped) -> None:
-        if isinstance(error, Stopped):
-            if rank == 0:
-                print(f"dgt: {error}", file=sys.stderr, flush=True)
-        elif not isinstance(error, EXPECTED):
-            traceback.print_exception(error)
-        elif rank == 0 or not isinstance(error, SharedError):
-            print(f"dgt: error: {_one_line(error)}", file=sys.stderr, flush=True)
+        note, told = _note(rank, error), rank == 0 or not isinstance(error, (SharedError, Stopped))
+        if told and (path := world.torchrun_error_file()) is not None:
+            note.tell_torchrun(path)
+        if note.traceback:
+            print(note.traceback, file=sys.stderr, flush=True)
+        elif told:
+            print(f"dgt: {'' if isinstance(error, Stopped) else 'error: '}{note.reason}", file=sys.stderr, flush=True)
         else:
             # a launcher ends everyone at the first exit: let rank 0 speak first, then leave with our own code
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -282,7 +264,7 @@ def _as_rank(
         return result
     except Exception as error:
         tell(rank, error)
-        _leave_at_once(_exit_code(error))
+        _leave_at_once(_note(rank, error).code)
 
 
 def _as_script(script: Script, tell: Callable[[int, BaseException | Stopped], None]) -> None:
@@ -298,7 +280,7 @@ def _as_script(script: Script, tell: Callable[[int, BaseException | Stopped], No
             _leave_at_once(leave.code if isinstance(leave.code, int) else EXIT_FAILED)
     except Exception as error:
         tell(world.placement().rank, error)
-        _leave_at_once(_exit_code(error))
+        _leave_at_once(EXIT_FAILED)
 
 
 def _leave_at_once(code: int) -> NoReturn:
@@ -309,38 +291,28 @@ def _leave_at_once(code: int) -> NoReturn:
 
 
 def _first_failure(meeting: str, codes: dict[int, int]) -> LaunchError:
-    """The reason behind the others: the earliest that is not a rank's absence, else who was killed, or missed whom."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in Path(meeting).glob("failure-*")]
-    reasons = [record for record in records if record["kind"] != "PeerError"]
+    """The reason behind the others: the first that is not a rank's absence, else who was killed, or missed whom."""
+    notes = failures.notes(Path(meeting))
+    first = failures.first(notes, follows=HEARD) if notes else None
     # whoever notices first that a rank is gone may be seen to end before it
     killed = [(rank, code) for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
-    if killed and not reasons:
+    if killed and (first is None or first.kind == "PeerError"):
         rank, code = killed[0]
         if code == -signal.SIGINT:  # Ctrl-C reached the ranks first
             return LaunchError("interrupted; all ranks stopped", 128 + signal.SIGINT)
         return LaunchError(f"rank {rank} was killed ({signal.Signals(-code).name}); out of memory?")
-    if not records:
+    if first is None:
         rank, code = next(iter(codes.items()))
         return LaunchError(f"rank {rank} ended without a word (exit code {code})")
-    # those who know best first: a rank that got the signal itself, a neighbour of the one that is missing
-    first = min(
-        reasons or records,
-        key=lambda r: (HEARD in r["reason"] or (not reasons and "neighbour" not in r["reason"]), r["time"]),
-    )
-    if "traceback" in first:
-        print(first["traceback"], file=sys.stderr)
-        return LaunchError(f"rank {first['rank']}: {first['kind']}: {first['reason']}")
-    return LaunchError(first["reason"], first["code"])
+    if first.traceback:
+        print(first.traceback, file=sys.stderr)
+    return LaunchError(first.line, first.code)
 
 
-def _exit_code(error: BaseException | Stopped) -> int:
-    if isinstance(error, Stopped):
-        return EXIT_STOPPED
-    return EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_FAILED
-
-
-def _one_line(error: BaseException | Stopped) -> str:
-    return " ".join(str(error).split())
+def _note(rank: int, end: BaseException | Stopped) -> Failure:
+    if isinstance(end, Stopped):
+        return Failure(rank, "Stopped", str(end), EXIT_STOPPED, time.time())
+    return Failure.of(rank, end)
 
 
 def _die_with_launcher(launcher: int, meeting: str) -> None:

@@ -408,6 +408,12 @@ def variables(prefix: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
+def torchrun_error_file() -> Path | None:
+    """Where torchrun looks for a failed rank's reason."""
+    name = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(name) if name and MEETING_FILE not in os.environ else None
+
+
 def cache_dir() -> Path:
     """Where data sets are kept, once per user and host."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgt"

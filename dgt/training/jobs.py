@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 from dgt.config import Config
 from dgt.exchange.agreement import told_by_main
+from dgt.failures import FOLDER, noted
 from dgt.training.logger import RunLogger
 from dgt.training.setup import network_of, take_places
 from dgt.training.trainer import Stopped, train_safely
@@ -21,8 +24,12 @@ class TrainJob:
     show: str = "text"
 
     def run(self, node: Node) -> Stopped | None:
-        # rank 0 claimed the directory
-        config = dataclasses.replace(self.config, run_dir=told_by_main(node, self.config.run_dir or ""))
+        # rank 0 claimed the directory, and names this start of the run
+        run_dir, start = told_by_main(node, f"{self.config.run_dir}\n{datetime.now():%Y%m%d-%H%M%S}").split("\n")
+        with noted(Path(run_dir) / FOLDER / start, node.rank):
+            return self._train(node, dataclasses.replace(self.config, run_dir=run_dir))
+
+    def _train(self, node: Node, config: Config) -> Stopped | None:
         weights, graph = network_of(config, node.placement)
         if config.placement == "graph":
             take_places(node, graph)

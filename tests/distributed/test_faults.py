@@ -22,7 +22,8 @@ import pytest
 import torch
 
 import dgt
-from dgt.launch import EXIT_STOPPED, LaunchError
+from dgt.failures import EXIT_STOPPED
+from dgt.launch import LaunchError
 from dgt.notices import PeerError
 from dgt.training.chaos import MARKER
 from dgt.world import Node
