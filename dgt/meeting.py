@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import socket
@@ -10,7 +11,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dgt.checks import TrainingError
+from dgt.checks import ConfigError, TrainingError
+from dgt.notices import PeerError
 
 if TYPE_CHECKING:  # the `dgt` command asks where it is while torch is still on its way
     import torch.distributed as dist
@@ -23,11 +25,38 @@ def tcp_store(host: str, port: int, rank: int, size: int, patience: timedelta) -
     """Rank 0 keeps the store; on one host it listens on the loopback interface only."""
     import torch.distributed as dist
 
-    if host != "127.0.0.1" or rank:
-        return dist.TCPStore(host, port, size, is_master=rank == 0, timeout=patience)
-    # left alone it would listen on every interface
-    listener = socket.create_server((host, port))
+    refuse_unknown(host)
+    if rank:
+        return dist.TCPStore(host, port, size, is_master=False, timeout=patience)
+    try:
+        listener = _listener(host, port)
+    except OSError as error:
+        why = "is taken, perhaps by another job" if error.errno == errno.EADDRINUSE else f"cannot be used ({error})"
+        raise ConfigError(f"port {port} on {host} {why}; set MASTER_PORT to another, on all ranks") from None
     return dist.TCPStore(host, port, size, is_master=True, timeout=patience, master_listen_fd=listener.detach())
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """On one host, the loopback interface only: left alone the store would listen on all of them."""
+    if host == "127.0.0.1":
+        return socket.create_server((host, port))
+    both = socket.has_dualstack_ipv6()
+    return socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
+
+
+def refuse_unknown(host: str) -> None:
+    """A misspelt host is found out at once, not after minutes of trying."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        raise ConfigError(f"MASTER_ADDR={host}: no such host; give a name or address that all hosts know") from None
+
+
+def in_vain(rank: int, place: str, error: RuntimeError) -> PeerError:
+    """Ranks did not find each other: where they looked, and what is usually wrong."""
+    what = str(error).splitlines()[0]
+    hint = "did all ranks start, is that host reachable, is GLOO_SOCKET_IFNAME the network between hosts?"
+    return PeerError(f"rank {rank}: could not meet the other ranks{place} ({what}); {hint}")
 
 
 def room(store: dist.Store, name: str) -> dist.Store:

@@ -22,12 +22,14 @@ class Placement:
     local_size: int = 1
 
 
-def detect(variables: Mapping[str, str]) -> Placement:
+def detect(variables: Mapping[str, str], has_terminal: bool = False) -> Placement:
     """Tell torchrun, srun and a bare shell apart.
 
     torchrun wins over Slurm, because torchrun runs inside srun and not the other way round. A Slurm step of
-    one task (an interactive shell, a sweep job) counts as a bare shell: it may start ranks of its own.
+    one task (an interactive shell, a sweep job) counts as a bare shell: it may start ranks of its own. So does a
+    shell that `srun --pty` opened for several tasks: it has a terminal, while tasks that srun started have none.
     """
+    is_shell = "SLURM_PTY_PORT" in variables and has_terminal
     try:
         if "RANK" in variables and "WORLD_SIZE" in variables:
             rank, size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
@@ -37,7 +39,7 @@ def detect(variables: Mapping[str, str]) -> Placement:
             # launchers that do not say what is on this host may have put one rank on each
             local_rank, local_size = int(variables.get("LOCAL_RANK", 0)), int(variables.get("LOCAL_WORLD_SIZE", 1))
             return Placement("torchrun", rank, size, local_rank, local_size)
-        if "SLURM_STEP_ID" in variables and int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        if "SLURM_STEP_ID" in variables and int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and not is_shell:
             rank, size = int(variables["SLURM_PROCID"]), int(variables["SLURM_STEP_NUM_TASKS"])
             local_size = _tasks_on_node(
                 variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(variables["SLURM_NODEID"])
@@ -68,12 +70,18 @@ def _tasks_on_node(counts: str, node: int) -> int:
 
 
 def slurm_rendezvous(variables: Mapping[str, str]) -> tuple[str, int]:
-    """Host and port all tasks of a Slurm step agree on: its first host, a port from job and step number."""
-    host = "127.0.0.1"
-    if variables.get("SLURM_STEP_NUM_NODES", "1") != "1":
+    """Host and port all tasks of a Slurm step agree on: its first host, a port from job and step number.
+
+    MASTER_ADDR and MASTER_PORT say otherwise where that does not fit.
+    """
+    host = variables.get("MASTER_ADDR", "127.0.0.1")
+    if "MASTER_ADDR" not in variables and variables.get("SLURM_STEP_NUM_NODES", "1") != "1":
         host = _reachable((_scontrol("hostnames", variables["SLURM_STEP_NODELIST"]).split() or [""])[0])
     number = int(variables.get("SLURM_JOB_ID", "0")) * 37 + int(variables.get("SLURM_STEP_ID", "0"))
-    return host, 20000 + number % 12000
+    try:
+        return host, int(variables.get("MASTER_PORT", 20000 + number % 12000))
+    except ValueError:
+        raise ConfigError(f"MASTER_PORT={variables['MASTER_PORT']}: a number, or leave it out") from None
 
 
 def _reachable(node: str) -> str:
@@ -93,22 +101,55 @@ def _scontrol(*arguments: str) -> str:
         raise ConfigError(f"srun on several hosts needs scontrol to find the first one ({error.strerror})") from None
 
 
+NO_GPU = 0  # a rank on the CPU; a negative number is a MIG slice, which nccl does not connect
+
+
 def choose_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
-    """nccl when every rank has a GPU of its own, else gloo. gpu_of_rank: a number per GPU, 0 for none."""
-    own_gpu_each = all(gpu_of_rank) and len(set(gpu_of_rank)) == len(gpu_of_rank)
-    if requested == "nccl" and not own_gpu_each:
-        short = "no GPU" if not all(gpu_of_rank) else "a GPU shared with another rank"
-        rank = next(r for r, gpu in enumerate(gpu_of_rank) if not gpu or list(gpu_of_rank).index(gpu) != r)
-        raise SharedError(f"backend=nccl: rank {rank} has {short}; use backend=gloo or one rank per GPU")
-    return "nccl" if own_gpu_each and requested != "gloo" else "gloo"
+    """nccl when every rank has a whole GPU of its own, else gloo. gpu_of_rank: a number per GPU, `NO_GPU` for none."""
+    reason = _against_nccl(gpu_of_rank)
+    if requested == "nccl" and reason:
+        raise SharedError(f"backend=nccl: {reason}; use backend=gloo or one rank per GPU")
+    return "gloo" if reason or requested == "gloo" else "nccl"
+
+
+def explain_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
+    """What to tell a user who has GPUs and gets gloo without having asked for it; else nothing."""
+    reason = _against_nccl(gpu_of_rank)
+    if requested != "auto" or not reason or not any(gpu_of_rank):
+        return ""
+    return f"{reason}: gloo in place of nccl, messages of GPUs go through pinned memory of their host"
+
+
+def _against_nccl(gpu_of_rank: Sequence[int]) -> str:
+    gpus = [gpu for gpu in gpu_of_rank if gpu != NO_GPU]
+    if len(gpus) < len(gpu_of_rank):
+        return f"rank {list(gpu_of_rank).index(NO_GPU)} has no GPU"
+    if len(set(gpus)) < len(gpus):
+        rank = next(rank for rank, gpu in enumerate(gpus) if gpus.index(gpu) != rank)
+        return f"{len(gpus)} ranks share {len(set(gpus))} GPUs, the first that has not one of its own is rank {rank}"
+    if any(gpu < 0 for gpu in gpus):
+        return f"rank {next(rank for rank, gpu in enumerate(gpus) if gpu < 0)} has a MIG slice of a GPU"
+    return ""
 
 
 def choose_device(requested: str, local_rank: int, gpus: int) -> str:
-    """cuda:(local rank modulo visible GPUs), or cpu where there is none."""
+    """cuda:(local rank modulo visible GPUs), or cpu where there is none.
+
+    Right for both ways of Slurm: tasks that see all GPUs of their host, and tasks that see their own only.
+    """
     return f"cuda:{local_rank % gpus}" if gpus and requested != "cpu" else "cpu"
+
+
+def own_slice(visible: str | None, local_rank: int) -> str | None:
+    """This rank's MIG slice of those in CUDA_VISIBLE_DEVICES; None where there are none.
+
+    CUDA shows a process the first slice only, so every rank must be given its own before it looks.
+    """
+    slices = [name.strip() for name in (visible or "").split(",") if name.strip().startswith("MIG-")]
+    return slices[local_rank % len(slices)] if slices else None
 
 
 def refuse_missing_gpu(requested: str, gpu_of_rank: Sequence[int]) -> None:
     """device=cuda needs a GPU on every rank, which all of them know of: gpu_of_rank as in `choose_backend`."""
     if requested == "cuda" and not all(gpu_of_rank):
-        raise SharedError(f"device=cuda: rank {list(gpu_of_rank).index(0)} has no GPU; use device=cpu")
+        raise SharedError(f"device=cuda: rank {list(gpu_of_rank).index(NO_GPU)} has no GPU; use device=cpu")

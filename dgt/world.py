@@ -29,7 +29,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dgt import meeting
 from dgt.checks import ConfigError, SharedError
 from dgt.notices import NEVER, Notices, PeerError, absence
-from dgt.placement import Placement, choose_backend, choose_device, detect, refuse_missing_gpu, slurm_rendezvous
+from dgt.placement import (
+    NO_GPU,
+    Placement,
+    choose_backend,
+    choose_device,
+    detect,
+    explain_backend,
+    own_slice,
+    refuse_missing_gpu,
+    slurm_rendezvous,
+)  # fmt: skip
 
 if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it is while torch is still on its way
     import torch
@@ -220,11 +230,17 @@ class Node:
         import torch
         import torch.distributed as dist
 
+        mig = own_slice(os.environ.get("CUDA_VISIBLE_DEVICES"), self.placement.local_rank)
+        if mig is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = mig
         gpus = torch.cuda.device_count() if device != "cpu" else 0
         self.device = torch.device(choose_device(device, self.placement.local_rank, gpus))
-        gpu_of_rank = self.gather(torch.tensor(_gpu_number(self.device))).tolist()
+        gpu_of_rank = self.gather(torch.tensor(_gpu_number(self.device, mig))).tolist()
         refuse_missing_gpu(device, gpu_of_rank)
         self.backend = choose_backend(backend, gpu_of_rank)
+        words = explain_backend(backend, gpu_of_rank)
+        if words and self.is_main:
+            print(f"dgt: {words}", file=sys.stderr, flush=True)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.backend == "nccl":
@@ -261,7 +277,7 @@ def connect(timeout: float) -> Iterator[Node]:
         store = _store(where, patience)
         groups = meeting.join_group(store, where.rank, where.size, patience)
     except RuntimeError as error:
-        raise PeerError(f"rank {where.rank}: could not meet the other ranks ({str(error).splitlines()[0]})") from error
+        raise meeting.in_vain(where.rank, _meeting_place(where), error) from error
     node = Node(where, torch.device("cpu"), "gloo", timeout, groups, store, list(range(where.size)))
     del groups
     _same_version(node)
@@ -317,14 +333,15 @@ def _same_version(node: Node) -> None:
             raise SharedError(f"ranks disagree on version: dgt {versions[0]} on rank 0, {version} on rank {rank}")
 
 
-def _gpu_number(device: torch.device) -> int:
-    """A number that tells GPUs apart across hosts, 0 for the CPU."""
+def _gpu_number(device: torch.device, mig: str | None) -> int:
+    """A number that tells GPUs apart across hosts: positive for a whole one, negative for a MIG slice."""
     import torch
 
     if device.type == "cpu":
-        return 0
-    identity = str(torch.cuda.get_device_properties(device).uuid)
-    return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:7], "big") + 1
+        return NO_GPU
+    identity = mig or str(torch.cuda.get_device_properties(device).uuid)
+    number = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:7], "big") + 1
+    return -number if mig else number
 
 
 def _store(where: Placement, patience: timedelta) -> dist.Store:
@@ -338,13 +355,25 @@ def _store(where: Placement, patience: timedelta) -> dist.Store:
     if where.launcher == "alone":
         return dist.HashStore()
     if where.launcher == "torchrun":
+        meeting.refuse_unknown(os.environ.get("MASTER_ADDR", "localhost"))
         try:
             store, _, _ = next(dist.rendezvous("env://", timeout=patience))
         except ValueError as error:  # no MASTER_ADDR, for example
             raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
         return meeting.fresh_room(store, where.rank, where.size, patience)
     host, port = slurm_rendezvous(os.environ)
-    return meeting.tcp_store(host, port, where.rank, where.size, patience)
+    store = meeting.tcp_store(host, port, where.rank, where.size, patience)
+    # another job may have taken the port first: nobody takes its words for ours
+    return meeting.room(store, "-".join(os.environ.get(f"SLURM_{name}_ID", "") for name in ("JOB", "STEP")))
+
+
+def _meeting_place(where: Placement) -> str:
+    if MEETING_FILE in os.environ or where.launcher == "alone":
+        return ""
+    variables = os.environ
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    host, port = slurm_rendezvous(variables) if where.launcher == "srun" else (variables.get(name) for name in names)
+    return f" at {host}:{port}"
 
 
 def _die_with_parent(where: Placement) -> None:
@@ -356,7 +385,7 @@ def _die_with_parent(where: Placement) -> None:
 def starts_ranks() -> bool:
     """Whether this process may start ranks of its own: no launcher has made it one."""
     try:
-        return detect(os.environ).launcher == "alone"
+        return detect(os.environ, _has_terminal()).launcher == "alone"
     except ConfigError:
         return False
 
@@ -364,7 +393,7 @@ def starts_ranks() -> bool:
 def is_launched() -> bool:
     """Whether a launcher made this process a rank, and said properly which."""
     try:
-        return detect(os.environ).launcher != "alone"
+        return detect(os.environ, _has_terminal()).launcher != "alone"
     except ConfigError:
         return False
 
@@ -374,9 +403,18 @@ def is_other_rank() -> bool:
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0"
 
 
+def _has_terminal() -> bool:
+    """Whether somebody at a keyboard started this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 def placement() -> Placement:
     """Where this process was put."""
-    return detect(os.environ)
+    return detect(os.environ, _has_terminal())
 
 
 def share_cores(ranks_here: int) -> None:

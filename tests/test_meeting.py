@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from dgt import meeting
-from dgt.checks import TrainingError
+from dgt.checks import ConfigError, TrainingError
 
 PATIENCE = timedelta(seconds=20)
 
@@ -26,6 +26,26 @@ def test_on_one_host_the_store_listens_on_loopback_only() -> None:
     rows += [line.split() for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
     listening = [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")]
     assert listening == ["0100007F"], "127.0.0.1"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_port_that_is_taken_is_named(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on {host} is taken.*set MASTER_PORT to another"):
+            meeting.tcp_store(host, port, 0, 2, PATIENCE)
+
+
+def test_a_host_that_is_not_there_is_named_at_once_and_one_that_is_silent_in_the_end() -> None:
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR=no-such-host\.invalid: no such host"):
+        meeting.tcp_store("no-such-host.invalid", 29500, 1, 2, PATIENCE)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(RuntimeError) as caught:
+        meeting.tcp_store("127.0.0.1", port, 1, 2, timedelta(seconds=1))
+    words = str(meeting.in_vain(1, f" at 127.0.0.1:{port}", caught.value))
+    assert words.startswith(f"rank 1: could not meet the other ranks at 127.0.0.1:{port} (")
+    assert "is that host reachable" in words
 
 
 def rooms(store: dist.Store, late: int | None = None) -> dict[int, dist.Store]:

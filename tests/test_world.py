@@ -3,7 +3,16 @@
 import pytest
 
 from dgt.checks import ConfigError
-from dgt.placement import Placement, choose_backend, choose_device, detect, refuse_missing_gpu, slurm_rendezvous
+from dgt.placement import (
+    Placement,
+    choose_backend,
+    choose_device,
+    detect,
+    explain_backend,
+    own_slice,
+    refuse_missing_gpu,
+    slurm_rendezvous,
+)  # fmt: skip
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {
@@ -32,6 +41,27 @@ def test_launchers_are_told_apart(environ: dict, expected: Placement) -> None:
     assert detect(environ) == expected
 
 
+def test_a_terminal_tells_an_interactive_shell_of_several_tasks_from_a_rank() -> None:
+    """`srun -n 7 --pty bash` has all variables of a rank, and so has `srun -n 7 dgt train` typed into that shell."""
+    shell = {**SRUN, "SLURM_PTY_PORT": "40000"}
+    assert detect(shell, has_terminal=True) == Placement("alone")
+    assert detect(shell, has_terminal=False).launcher == "srun"
+    assert detect(SRUN, has_terminal=True).launcher == "srun"  # ssh -t host srun ...: srun passes the terminal on
+
+
+@pytest.mark.parametrize(
+    ("groups", "tasks", "refused"),
+    [("1", "4", True), ("4", "4", False), ("1", "1", False)],
+)
+def test_a_torchrun_per_task_is_refused(groups: str, tasks: str, refused: bool) -> None:
+    nested = {**SRUN, "SLURM_STEP_NUM_TASKS": tasks, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": groups}
+    if refused:
+        with pytest.raises(ConfigError, match="srun started 4 tasks, and each of them a torchrun of its own"):
+            detect(nested)
+    else:
+        assert detect(nested).launcher == "torchrun"
+
+
 def test_broken_launcher_variables_are_named() -> None:
     broken = [
         {"RANK": "zero", "WORLD_SIZE": "2"},
@@ -52,16 +82,70 @@ def test_broken_launcher_variables_are_named() -> None:
         ("auto", [11, 11], "gloo"),  # two ranks on one GPU
         ("auto", [11, 0], "gloo"),  # a host without a GPU
         ("auto", [0], "gloo"),
+        ("auto", [-11, -12], "gloo"),  # MIG slices
     ],
 )
 def test_nccl_only_when_every_rank_has_its_own_gpu(requested: str, gpus: list[int], expected: str) -> None:
     assert choose_backend(requested, gpus) == expected
 
 
-@pytest.mark.parametrize(("gpus", "words"), [([11, 0], "rank 1 has no GPU"), ([11, 12, 11], "rank 2 has a GPU shared")])
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ([11, 0], "rank 1 has no GPU"),
+        ([11, 12, 11], "3 ranks share 2 GPUs, .* rank 2"),
+        ([11, -12], "rank 1 has a MIG slice"),
+    ],
+)
 def test_impossible_nccl_is_refused(gpus: list[int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         choose_backend("nccl", gpus)
+
+
+@pytest.mark.parametrize(
+    ("requested", "gpus", "words"),
+    [
+        ("auto", [11, 11, 12, 12], "4 ranks share 2 GPUs"),
+        ("auto", [11, 0], "rank 1 has no GPU"),
+        ("auto", [-11, -12], "rank 0 has a MIG slice of a GPU"),
+        ("auto", [11, 12], ""),
+        ("auto", [0, 0], ""),  # nobody expects nccl
+        ("gloo", [11, 11], ""),  # asked for
+    ],
+)
+def test_gloo_in_place_of_nccl_is_explained(requested: str, gpus: list[int], words: str) -> None:
+    said = explain_backend(requested, gpus)
+    assert said.startswith(words)
+    assert bool(said) == bool(words)
+    assert ("pinned memory" in said) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("MIG-a,MIG-b", ["MIG-a", "MIG-b", "MIG-a"]),
+        ("MIG-GPU-7/1/0", ["MIG-GPU-7/1/0"] * 3),  # one per task, as Slurm binds them
+        ("0,1", [None] * 3),
+        ("GPU-1,GPU-2", [None] * 3),
+        ("", [None] * 3),
+        (None, [None] * 3),
+    ],
+)
+def test_every_rank_takes_a_slice_of_its_own(visible: str | None, expected: list[str | None]) -> None:
+    assert [own_slice(visible, rank) for rank in range(3)] == expected
+
+
+@pytest.mark.parametrize(
+    ("visible_to_each_task", "devices"),
+    [
+        (4, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),  # all tasks see all GPUs
+        (1, ["cuda:0"] * 4),  # --gpus-per-task=1: each sees its own only
+        (2, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),  # fewer GPUs than ranks
+        (0, ["cpu"] * 4),
+    ],
+)
+def test_per_task_binding_maps_to_devices(visible_to_each_task: int, devices: list[str]) -> None:
+    assert [choose_device("auto", rank, visible_to_each_task) for rank in range(4)] == devices
 
 
 def test_device_follows_the_local_rank() -> None:
@@ -80,3 +164,9 @@ def test_slurm_steps_on_one_host_meet_on_loopback_with_a_port_of_their_own() -> 
     assert 20000 <= port < 32000
     assert slurm_rendezvous({**one, "SLURM_STEP_ID": "1"})[1] != port
     assert slurm_rendezvous({**one, "SLURM_JOB_ID": "78"})[1] != port
+
+
+def test_a_host_and_port_of_the_users_count() -> None:
+    assert slurm_rendezvous({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "4711"}) == ("head", 4711)
+    with pytest.raises(ConfigError, match="MASTER_PORT=http: a number"):
+        slurm_rendezvous({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "http"})
