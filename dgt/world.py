@@ -355,10 +355,11 @@ def _store(where: Placement, patience: timedelta) -> dist.Store:
     if where.launcher == "alone":
         return dist.HashStore()
     if where.launcher == "torchrun":
-        meeting.refuse_unknown(os.environ.get("MASTER_ADDR", "localhost"))
         try:
+            if where.rank:
+                meeting.await_answer(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), patience)
             store, _, _ = next(dist.rendezvous("env://", timeout=patience))
-        except ValueError as error:  # no MASTER_ADDR, for example
+        except (KeyError, ValueError) as error:  # no MASTER_ADDR, for example
             raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
         return meeting.fresh_room(store, where.rank, where.size, patience)
     host, port = slurm_rendezvous(os.environ)
