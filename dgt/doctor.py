@@ -25,8 +25,8 @@ import torch.distributed as dist
 from dgt import launch, world
 from dgt.exchange import shared
 from dgt.exchange.transport import Transport
+from dgt.node import Node
 from dgt.placement import Placement
-from dgt.world import Node
 
 GOOD, ODD, BAD = "ok", "note", "wrong"
 SMALL_MEMORY = 512 * 2**20

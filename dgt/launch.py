@@ -34,6 +34,7 @@ from dgt.checks import ConfigError, SharedError
 from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
 from dgt.failures import EXIT_FAILED, EXIT_STOPPED, Failure
+from dgt.node import Node
 from dgt.notices import PeerError
 from dgt.training.trainer import HEARD, Stopped
 
@@ -41,7 +42,7 @@ from dgt.training.trainer import HEARD, Stopped
 class Job(Protocol):
     """What ranks do once they have joined; plain data, because it travels to the ranks."""
 
-    def run(self, node: world.Node) -> Any: ...
+    def run(self, node: Node) -> Any: ...
 
 
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -259,7 +260,7 @@ def _as_rank(
             share_trouble(node, trouble)
             assert job is not None, "trouble was raised"
             agree(node, {name: str(value) for name, value in dataclasses.asdict(settings).items()})
-            node.settle(settings.backend, settings.device)
+            world.settle(node, settings.backend, settings.device)
             result = job.run(node)
         if isinstance(result, Stopped):
             tell(rank, result)
