@@ -18,6 +18,7 @@ import pytest
 import dgt
 from tests.distributed.ranks import DGT, TORCHRUN, command
 from tests.distributed.runs import NOISY, metrics
+from tests.distributed.test_readme import LINES
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.heavy]
 
@@ -74,9 +75,10 @@ def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
 
 
 def torchrun(port: int, *arguments: str) -> list[str]:
-    """As in the README."""
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=host1:{port}"]
-    return [*TORCHRUN, "--nnodes=2", "--nproc-per-node=4", *meeting, "-m", "dgt", "train", *arguments]
+    """The README's line, with half as many ranks."""
+    (line,) = [line for line in LINES if line.startswith("torchrun --nnodes")]
+    words = line.replace("--nproc-per-node 8", "--nproc-per-node 4").replace("29500", str(port)).split()
+    return [*TORCHRUN, *words[1:-1], *arguments]
 
 
 def wait_for_lines(path: Path, lines: int, processes: list[subprocess.Popen[str]]) -> None:
