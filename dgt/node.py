@@ -62,6 +62,8 @@ class Node:
     """Called with every message before it leaves, returns what is sent: `training/chaos.py` rehearses damage."""
     life_signs: weakref.WeakSet[LifeSign] = field(default_factory=weakref.WeakSet)
     """Taken down when this node turns away from the network, so that neighbours notice at once."""
+    before_leaving: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be finished before this node leaves in good order."""
     under_way: set[Exchange] = field(default_factory=set)
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dgt-sender"))
     """One thread, started when it is first needed: messages leave in the order they were posted."""

@@ -100,6 +100,8 @@ def connect(timeout: float) -> Iterator[Node]:
     _same_version(node)
     meeting.set_timeout(node.control, timeout)
     yield node
+    for finish in node.before_leaving:
+        finish()
     # first take in everything, then wait for what was sent: others may go through theirs in another order
     rest = list(node.under_way)
     for exchange in rest:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.distributed.conftest import Said
 from tests.distributed.ranks import DGT, TORCHRUN, command
 from tests.distributed.runs import train
 
@@ -35,7 +37,7 @@ STAND_IN = ["problem.model=cnn", "problem.batch=4", "problem.test_samples=16", "
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("dgt ") and " run " not in line])
-def test_every_dgt_command_runs(line: str, tmp_path: Path) -> None:
+def test_every_dgt_command_runs(line: str, tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
     (tmp_path / "my_problem.py").write_text(PYTHON[-1])
     (tmp_path / "my_conf" / "problem").mkdir(parents=True)
     (settings,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
@@ -46,9 +48,9 @@ def test_every_dgt_command_runs(line: str, tmp_path: Path) -> None:
     if words[0] == "bench":  # all ways, and large models, take minutes; they have tests of their own
         words += ["nodes=4", "variants=[compute,shared]"]
     extra = [] if "--help" in words else SMALL[words[0]] + (STAND_IN if "experiment=cifar10" in line else [])
-    done = command([*DGT, *words, *extra], tmp_path, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    done = dgt_here(*words, *extra)  # its ranks are real; the command itself starts quicker here
+    assert done.code == 0, done.stderr
+    assert done.stdout.strip() or list(tmp_path.rglob("summary.json")), "what ranks print goes past pytest"
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "dgt run"])
