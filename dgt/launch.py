@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -37,6 +38,8 @@ from dgt.failures import EXIT_FAILED, EXIT_STOPPED, Failure
 from dgt.node import Node
 from dgt.notices import PeerError
 from dgt.training.trainer import HEARD, Stopped
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 class Job(Protocol):
@@ -84,7 +87,7 @@ class Script:
 
 def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int, Any]:
     """Start `nodes` ranks on this host, run the job on each, return what each returned."""
-    with _signals_kept(), tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
+    with _room_needed(), _signals_kept(), tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
         if options.lenient:
             return _start_leniently(job, nodes, options, meeting)
         launch = LaunchConfig(
@@ -187,6 +190,18 @@ def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, forward)
     yield
+
+
+@contextlib.contextmanager
+def _room_needed() -> Iterator[None]:
+    """Ranks meet in a temporary folder, and their launcher's semaphores are files in /dev/shm."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        needed = f"they need a few KB in /dev/shm and {tempfile.gettempdir()}"
+        raise LaunchError(f"cannot start ranks ({error.strerror}); {needed}") from None
 
 
 @contextlib.contextmanager
