@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lints docker/Dockerfile, builds it without a docker daemon and runs `dgt doctor` in the image, as its own user.
-#   sudo bash docker/check.sh        # root, on Debian; minutes, 20 GB below ${TMPDIR:-/tmp}; nothing of it is left behind
+#   sudo bash docker/check.sh        # root, on Debian; minutes, 20 GB below ${TMPDIR:-/tmp}; only the tools it installs stay
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,8 +22,8 @@ printf '[storage]\ndriver = "overlay"\ngraphroot = "%s"\nrunroot = "%s"\n' "$wor
 export CONTAINERS_STORAGE_CONF=$work/storage.conf TMPDIR=$work
 clean_up() {
     buildah rm --all >/dev/null 2>&1 || true
-    umount "$work/storage/overlay" 2>/dev/null || true
-    rm -rf "$work"
+    grep -o " ${work}[^ ]*" /proc/mounts | sort --reverse | xargs --no-run-if-empty umount --lazy || true
+    rm -rf --one-file-system "$work"
 }
 trap clean_up EXIT
 
@@ -38,6 +38,7 @@ settings = {}
 for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):  # PIP_* last: it counts
     key, _, value = line.partition("=")
     settings[key.rpartition(".")[2]] = value.strip("'").replace("\\n", " ")
+settings.pop("config-file", None)  # what it says is listed
 certificates = settings.get("cert") or os.environ.get("SSL_CERT_FILE", "")
 mounts = {str(work / "pip.conf"): "/etc/pip.conf"}
 if os.path.isfile(certificates):
@@ -53,11 +54,9 @@ mapfile -t mounts <"$work/mounts"
 
 # a base under the name that FROM uses, from Debian's own packages
 base=$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)
-debootstrap --variant=minbase bookworm "$work/base" >"$work/debootstrap.log" || { tail "$work/debootstrap.log"; exit 1; }
 container=$(buildah from scratch)
-buildah add --quiet "$container" "$work/base" / >/dev/null
+debootstrap --variant=minbase bookworm "$(buildah mount "$container")" >"$work/base.log" || { tail "$work/base.log"; exit 1; }
 buildah commit --quiet --rm "$container" "docker.io/library/$base" >/dev/null
-rm -rf "$work/base"
 
 # --format docker: the other one knows no health check
 buildah build --isolation=chroot --pull-never --network=host --layers --format docker "${mounts[@]}" \
