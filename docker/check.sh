@@ -52,14 +52,13 @@ for place in re.findall(r"(?:file://|(?<!\S))(/[\w./-]+)", " ".join(settings.val
 PYTHON
 mapfile -t mounts <"$work/mounts"
 
-# a base under the name that FROM uses, from Debian's own packages
-base=$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)
+# a base from Debian's own packages, in place of the one that FROM names
 container=$(buildah from scratch)
 debootstrap --variant=minbase bookworm "$(buildah mount "$container")" >"$work/base.log" || { tail "$work/base.log"; exit 1; }
-buildah commit --quiet --rm "$container" "docker.io/library/$base" >/dev/null
+buildah commit --quiet --rm "$container" localhost/base >/dev/null
 
 # --format docker: the other one knows no health check
-buildah build --isolation=chroot --pull-never --network=host --layers --format docker "${mounts[@]}" \
+buildah build --isolation=chroot --pull-never --network=host --layers --format docker --build-arg=BASE=localhost/base "${mounts[@]}" \
     --file docker/Dockerfile --tag dgt . >"$work/build.log" 2>&1 || { tail -n 30 "$work/build.log"; exit 1; }
 podman images dgt
 
