@@ -290,6 +290,13 @@ def test_a_launcher_without_an_address_is_told_in_one_line(tmp_path: Path) -> No
     assert done.returncode == 2
 
 
+def test_a_rendezvous_host_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
+    told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "29500"}
+    done = command([*DGT, "train"], tmp_path, **told)
+    words = "MASTER_ADDR=no-such-host.invalid: no such host; give a name or address that all hosts know"
+    assert (done.returncode, done.stderr) == (2, f"dgt: error: {words}\n")
+
+
 RANK = """
 import os, pathlib, sys
 from dgt import cli
