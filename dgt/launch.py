@@ -248,7 +248,7 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
             if isinstance(error, PeerError):
                 world.see_torchrun_off()
             print(f"dgt: {'' if isinstance(error, Stopped) else 'error: '}{note.reason}", file=sys.stderr, flush=True)
-        else:
+        elif not isinstance(error, Stopped):
             # a launcher ends everyone at the first exit: let rank 0 speak first, then leave with our own code
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(1.0)
@@ -299,7 +299,7 @@ def _as_script(script: Script, tell: Callable[[int, BaseException | Stopped], No
             _leave_at_once(leave.code if isinstance(leave.code, int) else EXIT_FAILED)
     except Exception as error:
         tell(world.placement().rank, error)
-        _leave_at_once(EXIT_FAILED)
+        _leave_at_once(_note(0, error).code)
 
 
 def _leave_at_once(code: int) -> NoReturn:
