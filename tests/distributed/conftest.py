@@ -22,7 +22,7 @@ class Said:
 def dgt_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Said]:
-    """The command without a process of its own, for what is decided before any rank starts."""
+    """The command without a process of its own; what its ranks print goes past pytest."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> Said:

@@ -7,21 +7,23 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import dgt
-from tests.distributed.ranks import DGT, TORCHRUN, command
+from tests.distributed.conftest import Said
+from tests.distributed.ranks import TORCHRUN, command
 
 pytestmark = pytest.mark.timeout(180)
 
 VARIANTS = {"compute", "limit", "ddp", "decent_dp", "naive", "messages", "shared", "no_overlap", "buckets", "bfloat16"}
 
 
-def test_bench_measures_all_variants_by_turns(tmp_path: Path) -> None:
-    done = command([*DGT, "bench", "preset=logistic", "nodes=2", "rounds=2", "steps=2", "--json"], tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_bench_measures_all_variants_by_turns(tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
+    done = dgt_here("bench", "preset=logistic", "nodes=2", "rounds=2", "steps=2", "--json")
+    assert done.code == 0, done.stderr
     rows = {row["variant"]: row for row in json.loads(done.stdout)}
     assert set(rows) == VARIANTS
     assert rows["compute"]["cpu/compute"] == 1
@@ -42,10 +44,10 @@ def test_bench_under_torchrun(preset: str, tmp_path: Path) -> None:
     assert (tmp_path / "here" / "figures" / "bench.pdf").exists()
 
 
-def test_bench_scaling_grows_ranks_degree_and_bytes(tmp_path: Path) -> None:
+def test_bench_scaling_grows_ranks_degree_and_bytes(tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
     words = ["bench", "scaling", "nodes=3", "preset=logistic", "rounds=1", "steps=1", "variants=[compute,shared]"]
-    done = command([*DGT, *words, "--json"], tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = dgt_here(*words, "--json")
+    assert done.code == 0, done.stderr
     values = {}
     for row in json.loads(done.stdout):
         values.setdefault(row["grows"], set()).add(row["value"])
@@ -65,9 +67,11 @@ def test_bench_scaling_grows_ranks_degree_and_bytes(tmp_path: Path) -> None:
         (["scalign"], "scalign"),
     ],
 )
-def test_bad_bench_settings_are_one_line(words: list[str], said: str, tmp_path: Path) -> None:
-    done = command([*DGT, "bench", *words], tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+def test_bad_bench_settings_are_one_line(
+    words: list[str], said: str, tmp_path: Path, dgt_here: Callable[..., Said]
+) -> None:
+    done = dgt_here("bench", *words)
+    assert (done.code, done.stderr.count("\n")) == (2, 1), done.stderr
     assert said in done.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from dgt.problems import Problem
 from dgt.training.setup import network_of
 from dgt.training.trainer import train
 from dgt.world import cache_dir
-from tests.distributed.ranks import DGT, command, run_ranks
+from tests.distributed.conftest import Said
+from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -287,52 +289,51 @@ class Spirals(dgt.Problem):
 """
 
 
-def test_a_problem_from_outside_the_package_trains(tmp_path: Path) -> None:
+def test_a_problem_from_outside_the_package_trains(tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
     (tmp_path / "my_problem.py").write_text(MY_PROBLEM)
     (tmp_path / "my_conf" / "problem").mkdir(parents=True)
     (tmp_path / "my_conf" / "problem" / "spirals.yaml").write_text(
         "_target_: my_problem.Spirals\nname: spirals\nwidth: 8\nactivation:\n  _target_: torch.nn.ReLU\n"
     )
     common = ["nodes=3", "weights=data_size", "lr=0.3", "iterations=60", "eval_every=20", "run_dir=run"]
-    done = command(
-        [*DGT, "train", "--config-dir", "my_conf", "problem=spirals", "problem.turns=0.2", *common], tmp_path
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = dgt_here("train", "--config-dir", "my_conf", "problem=spirals", "problem.turns=0.2", *common)  # fmt: skip
+    assert done.code == 0, done.stderr
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["accuracy"] > 0.8
     assert records[-1]["loss"] < records[1]["loss"]
     assert records[-1]["spirality"] == pytest.approx(3.0)
-    assert "spirality 3" in done.stdout
     config = (tmp_path / "run" / "config.yaml").read_text()
     assert "_target_: my_problem.Spirals" in config
     assert "turns: 0.2" in config
 
-    direct = [*DGT, "train", "problem=custom", "problem._target_=my_problem.Spirals"]
-    done = command([*direct, "problem.wdith=3", "nodes=2", "weights=uniform"], tmp_path)
-    assert done.returncode == 2
+    direct = ["train", "problem=custom", "problem._target_=my_problem.Spirals"]
+    done = dgt_here(*direct, "problem.wdith=3", "nodes=2", "weights=uniform")
+    assert done.code == 2
     assert "unexpected keyword argument 'wdith'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    done = command([*DGT, "train", "problem=custom", "problem._target_=my_problem.Spiral"], tmp_path)
+    done = dgt_here("train", "problem=custom", "problem._target_=my_problem.Spiral")
     assert "problem._target_=my_problem.Spiral: cannot import it" in done.stderr
-    done = command([*DGT, "train", "problem=custom"], tmp_path)
+    done = dgt_here("train", "problem=custom")
     assert "problem._target_=my_module.MyProblem" in done.stderr
 
 
 @pytest.mark.heavy
-def test_a_character_transformer_learns(tmp_path: Path) -> None:
+def test_a_character_transformer_learns(tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
     overrides = ["iterations=60", "eval_every=30", "problem.width=32", "run_dir=run"]
-    done = command([*DGT, "train", "experiment=text", *overrides], tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = dgt_here("train", "experiment=text", *overrides)
+    assert done.code == 0, done.stderr
     first, last = (json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1:])
     assert last["test_loss"] < first["test_loss"] < 4.2
     assert last["average_accuracy"] > 0.15
 
 
 @pytest.mark.heavy
-def test_the_cpu_experiment_compares_both_strategies(data_root: Path, tmp_path: Path) -> None:
+def test_the_cpu_experiment_compares_both_strategies(
+    data_root: Path, tmp_path: Path, dgt_here: Callable[..., Said]
+) -> None:
     settings = ["topology=ring", "seeds=2", "iterations=6", "eval_every=3", "problem.test_samples=50"]
-    done = command([*DGT, "compare", "experiment=cifar10_cpu", *settings, "run_dir=run"], tmp_path, timeout=200)
-    assert done.returncode == 0, done.stderr
+    done = dgt_here("compare", "experiment=cifar10_cpu", *settings, "run_dir=run")
+    assert done.code == 0, done.stderr
     assert "interval loss, mean of the second half of the iterations" in done.stdout
     rows = (tmp_path / "run" / "compare.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 2 * 2
