@@ -34,7 +34,10 @@ from dgt.checks import ConfigError, SharedError
 from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
 from dgt.failures import EXIT_FAILED, EXIT_STOPPED, Failure
+from dgt.signals import ENDING
 from dgt.training.trainer import HEARD, Stopped
+
+PASSED_ON = (*ENDING, signal.SIGUSR2)
 
 
 class Job(Protocol):
@@ -172,7 +175,10 @@ def _own_signals() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
-    """Pass SIGTERM and SIGUSR1 on to the ranks, who then stop together; while they start, end at once."""
+    """Pass SIGTERM and SIGUSR1 on to the ranks, who then stop together; while they start, end at once.
+
+    SIGUSR2, which submitit has Slurm send, is a SIGUSR1 to the ranks.
+    """
 
     def forward(number: int, frame: object) -> None:
         pids = [int(path.read_text()) for path in meeting.glob("pid-*")]
@@ -180,9 +186,9 @@ def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
             raise SignalException("while starting", sigval=signal.Signals(number))
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(pid, signal.SIGUSR1 if number == signal.SIGUSR2 else number)
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in PASSED_ON:
         signal.signal(number, forward)
     yield
 
@@ -191,8 +197,7 @@ def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
 def _signals_kept() -> Iterator[None]:
     """The elastic launcher logs a lot and leaves its signal handlers behind: failures are told here, in one line."""
     handlers = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, *PASSED_ON)
     }
     logging.disable(logging.CRITICAL)
     forkserver.start()
@@ -206,6 +211,8 @@ def _signals_kept() -> Iterator[None]:
 
 def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher: int) -> Any:
     """Entry of a rank started by `start_ranks`."""
+    for number in ENDING:  # what the forkserver has them do waits for Python, and gloo does not return to it
+        signal.signal(number, signal.SIG_DFL)
     _die_with_launcher(launcher, meeting)
     (Path(meeting) / f"pid-{world.placement().rank}").write_text(str(os.getpid()))
     world.meet_in(Path(meeting) / "store")
