@@ -302,11 +302,14 @@ def _first_failure(meeting: str, codes: dict[int, int]) -> LaunchError:
     notes = failures.notes(Path(meeting))
     first = failures.first(notes, follows=HEARD) if notes else None
     # whoever notices first that a rank is gone may be seen to end before it
-    killed = [(rank, code) for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
+    killed = [(rank, code) for rank, code in codes.items() if code < 0]
     if killed and (first is None or first.kind == "PeerError"):
-        rank, code = killed[0]
+        rank, code = min(killed, key=lambda pair: -pair[1] in ENDING)  # others may only have been ended with it
         if code == -signal.SIGINT:  # Ctrl-C reached the ranks first
             return LaunchError("interrupted; all ranks stopped", 128 + signal.SIGINT)
+        if -code in ENDING:  # still starting, or a run without checkpoints
+            again = EXIT_STOPPED if code == -signal.SIGUSR1 else 128 - code
+            return LaunchError(f"ended by {signal.Signals(-code).name} without saving", again)
         return LaunchError(f"rank {rank} was killed ({signal.Signals(-code).name}); out of memory?")
     if first is None:
         rank, code = next(iter(codes.items()))

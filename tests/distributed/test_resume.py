@@ -145,14 +145,12 @@ def test_a_warm_start_takes_the_average_model_into_another_network(stopped: Path
         assert state["step"] == 0
 
 
-@pytest.mark.parametrize("whom", ["launcher", "everybody"])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
-def test_a_signal_stops_all_ranks_together(tmp_path: Path, name: str, whom: str) -> None:
-    """Slurm signals every process of a job: that once ended the one that forks ranks, and with it the run, unsaved."""
+def start_long_run(tmp_path: Path, *overrides: str) -> tuple[subprocess.Popen, Path]:
+    """A run that would take hours, in a process group of its own, once its ranks are training."""
     run = tmp_path / "r"
-    arguments = [*DGT, "train", "weights=[1,2,3,4]", "iterations=10000000", "eval_every=10", f"run_dir={run}"]
+    arguments = ["weights=[1,2,3,4]", "iterations=10000000", "eval_every=10", f"run_dir={run}", *overrides]
     process = subprocess.Popen(
-        arguments,
+        [*DGT, "train", *arguments],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -163,6 +161,14 @@ def test_a_signal_stops_all_ranks_together(tmp_path: Path, name: str, whom: str)
     while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text()) < 2000:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    return process, run
+
+
+@pytest.mark.parametrize("whom", ["launcher", "everybody"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_stops_all_ranks_together(tmp_path: Path, name: str, whom: str) -> None:
+    """Slurm signals every process of a job: that once ended the one that forks ranks, and with it the run, unsaved."""
+    process, run = start_long_run(tmp_path)
     if whom == "launcher":
         process.send_signal(signal.Signals[name])
     else:
@@ -173,6 +179,15 @@ def test_a_signal_stops_all_ranks_together(tmp_path: Path, name: str, whom: str)
     assert commit.world == 4
     heard = "SIGUSR1" if name == "SIGUSR2" else name
     assert told(stderr) == [f"dgt: stopped by {heard} at iteration {commit.step}; resume=auto run_dir={run} continues"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 75)])
+def test_a_run_without_checkpoints_ends_at_a_signal_and_says_so(tmp_path: Path, name: str, code: int) -> None:
+    process, _ = start_long_run(tmp_path, "checkpoint.keep_last=0")
+    process.send_signal(signal.Signals[name])
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert told(stderr) == [f"dgt: ended by {name} without saving"]
 
 
 def test_checkpoints_by_the_clock_are_at_one_step_everywhere(tmp_path: Path) -> None:
