@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from dgt import compose as composing
-from dgt import doctor, failures, forkserver, launch, problems, world
+from dgt import doctor, failures, forkserver, launch, problems, sweeps, world
 from dgt.bench import scaling
 from dgt.bench.job import VARIANTS, BenchConfig, BenchJob
 from dgt.checks import ConfigError, build, check_range, documented, nearest
 from dgt.data import cifar10
-from dgt.launch import JoinOptions
+from dgt.launch import JoinOptions, LaunchError
 from dgt.network.spectral import gap_table
 from dgt.placement import Placement
 from dgt.report import bench as bench_report
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.run(options)
     except ConfigError as error:
         _refuse(error)
-    except launch.LaunchError as error:
+    except LaunchError as error:
         _leave(str(error) if error.code > 2 else f"error: {error}", error.code)
     except KeyboardInterrupt:
         _leave("interrupted", 128 + signal.SIGINT)
@@ -74,26 +74,34 @@ def train(options: argparse.Namespace) -> None:
     """One run, or with -m one run per combination."""
     here = world.placement()
     show = "json" if options.json else "text"
+    overrides, slurm = sweeps.split(options.overrides)
+    slurm = sweeps.checked(slurm, options.multirun) if slurm else []
     if here.launcher != "alone":
         if options.multirun:
             raise ConfigError(f"-m: sweeps start their own ranks; run them outside {here.launcher}")
         launch.be_rank(
-            lambda: prepared(composing.compose(options.overrides), show),
+            lambda: prepared(composing.compose(overrides), show),
             lambda job: JoinOptions.from_config(job.config),
         )
         return
-    runs = composing.expand(options.overrides) if options.multirun else [options.overrides]
+    runs = composing.expand(overrides) if options.multirun else [overrides]
     if options.only is not None:
         if not options.multirun:
             raise ConfigError(f"--only={options.only}: picks one run of a sweep; add -m")
         check_range("--only", options.only, 0, len(runs) - 1)
         runs = [runs[options.only]]
     configs = [composing.compose(overrides) for overrides in runs]  # all mistakes before the first rank starts
-    if len(configs) > 1 and any(config.run_dir for config in configs):
+    if len(configs) > 1 and any(config.run_dir for config in configs) and not slurm:
         raise ConfigError("run_dir: each run of a sweep has its own; leave it out")
-    summaries = [run_here(config, "nothing" if options.multirun and options.json else show) for config in configs]
-    if options.multirun:
+    if slurm:
+        summaries, failed = sweeps.on_slurm(slurm, runs, configs)
+    else:
+        quietly = options.multirun and options.json
+        summaries, failed = [run_here(config, "nothing" if quietly else show) for config in configs], 0
+    if options.multirun and (summaries or options.json):
         print(json.dumps(summaries, indent=2) if options.json else table([_sweep_row(row) for row in summaries]))
+    if failed:
+        raise LaunchError(f"{failed} of {len(runs)} runs failed")
 
 
 def _sweep_row(summary: dict[str, typing.Any]) -> dict[str, str]:
@@ -286,7 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="dgt", description="Weighted decentralized training: one process per network node.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     training = _command(commands, "train", train, "train one network (or, with -m, one per combination of values)")
-    sweep = "sweep: every combination of comma-separated values"
+    sweep = "sweep: every combination of comma-separated values; with hydra/launcher=slurm each is a Slurm job"
     training.add_argument("-m", "--multirun", action="store_true", help=sweep)
     training.add_argument("--only", type=int, metavar="K", help="of a sweep, the K-th run only, counted from 0")
     _command(
