@@ -34,6 +34,7 @@ from dgt.checks import ConfigError, SharedError
 from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
 from dgt.failures import EXIT_FAILED, EXIT_STOPPED, Failure
+from dgt.notices import PeerError
 from dgt.signals import ENDING
 from dgt.training.trainer import HEARD, Stopped
 
@@ -235,6 +236,8 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
         if note.traceback:
             print(note.traceback, file=sys.stderr, flush=True)
         elif told:
+            if isinstance(error, PeerError):
+                world.see_torchrun_off()
             print(f"dgt: {'' if isinstance(error, Stopped) else 'error: '}{note.reason}", file=sys.stderr, flush=True)
         else:
             # a launcher ends everyone at the first exit: let rank 0 speak first, then leave with our own code

@@ -35,7 +35,8 @@ def detect(variables: Mapping[str, str], has_terminal: bool = False) -> Placemen
             rank, size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
             if not 0 <= rank < size:
                 raise ValueError(f"RANK={rank}, WORLD_SIZE={size}")
-            _refuse_nesting(variables)
+            if not is_shell:
+                _refuse_nesting(variables)
             # launchers that do not say what is on this host may have put one rank on each
             local_rank, local_size = int(variables.get("LOCAL_RANK", 0)), int(variables.get("LOCAL_WORLD_SIZE", 1))
             return Placement("torchrun", rank, size, local_rank, local_size)

@@ -16,6 +16,7 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import weakref
@@ -355,7 +356,9 @@ def _store(where: Placement, patience: timedelta) -> dist.Store:
     if where.launcher == "alone":
         return dist.HashStore()
     if where.launcher == "torchrun":
-        meeting.refuse_unknown(os.environ.get("MASTER_ADDR", "localhost"))
+        host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        if where.rank and host and port.isdecimal():
+            meeting.await_answer(host, int(port), patience)
         try:
             store, _, _ = next(dist.rendezvous("env://", timeout=patience))
         except ValueError as error:  # no MASTER_ADDR, for example
@@ -380,6 +383,28 @@ def _die_with_parent(where: Placement) -> None:
     """A rank must not outlive torchrun, however that ends; ranks of dgt's own launcher watch it themselves."""
     if where.launcher == "torchrun" and MEETING_FILE not in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+SEE_OFF = """
+import os, select, signal, sys, time
+torchrun = os.pidfd_open(int(sys.argv[1]))
+if not select.select([torchrun], [], [], float(sys.argv[2]))[0]:
+    print("dgt: torchrun on this host cannot reach the others: ended", file=sys.stderr, flush=True)
+    signal.pidfd_send_signal(torchrun, signal.SIGKILL)
+"""
+SEE_OFF_SECONDS = 8.0
+
+
+def see_torchrun_off() -> None:
+    """Before this rank leaves because another host is gone: see to it that torchrun leaves too.
+
+    It asks its store whether it may, and waits for ever where the store is on the other side of a broken link.
+    """
+    where = placement()
+    several_hosts = where.launcher == "torchrun" and where.local_size < where.size
+    if several_hosts and "TORCHELASTIC_RUN_ID" in os.environ and hasattr(os, "pidfd_open") and not where.local_rank:
+        arguments = [str(os.getppid()), str(SEE_OFF_SECONDS)]
+        subprocess.Popen([sys.executable, "-c", SEE_OFF, *arguments], start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 def starts_ranks() -> bool:

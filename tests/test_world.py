@@ -46,6 +46,8 @@ def test_a_terminal_tells_an_interactive_shell_of_several_tasks_from_a_rank() ->
     shell = {**SRUN, "SLURM_PTY_PORT": "40000"}
     assert detect(shell, has_terminal=True) == Placement("alone")
     assert detect(shell, has_terminal=False).launcher == "srun"
+    started_there = {**shell, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"}
+    assert detect(started_there, has_terminal=True).launcher == "torchrun"
     assert detect(SRUN, has_terminal=True).launcher == "srun"  # ssh -t host srun ...: srun passes the terminal on
 
 

@@ -166,7 +166,7 @@ class SmallBucket:
         self._both = optimizer.transport.outbox("both", torch.cat([rest, rest]), inboxes=len(row.neighbours))
         self._theta, self._rest = optimizer.flat.values.numpy(), rest.numpy()
         self._gradient, self._mixed = np.empty_like(self._rest), np.concatenate([self._rest, self._rest])
-        self._row = np.array([row.own, *(row.neighbours[peer] for peer in self._both.order)], self._rest.dtype)
+        self._row = np.array([row.own, *(row.neighbours[peer] for peer in optimizer.transport.peers)], self._rest.dtype)
         self._heard = np.empty((len(self._row), 2 * size), self._rest.dtype)
         self._heard_in_a_row = self._heard.reshape(-1)
         self._mixed_z, self._mixed_y = self._mixed[:size], self._mixed[size:]

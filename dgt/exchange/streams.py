@@ -52,19 +52,16 @@ class Stream:
     def mix(self, out: torch.Tensor) -> None:
         """out = W_ii m_i + sum_j W_ij m_j, as a running mean: a row sums to 1, so every step is one lerp."""
         assert self._pending is not None
-        near, shares, total = [], [], self.row.own
-        for peer, theirs in self._pending.shared():
-            total += self.row.neighbours[peer]
-            near.append(theirs)
-            shares.append(self.row.neighbours[peer] / total)
-        for result, mean, *heard in _in_pieces(out, self._message, *near):
-            for theirs, share in zip(heard, shares, strict=True):
-                mean = torch.lerp(mean, theirs, share, out=result)
-        mean = out if near else self._message
-        for peer, theirs in self._pending.messages():
-            total += self.row.neighbours[peer]
-            share = self.row.neighbours[peer] / total
-            mean = torch.lerp(mean, theirs.to(out.device), share, out=out)
+        mean, total = self._message, self.row.own
+        for run in self._pending.in_order():
+            shares = []
+            for peer, _ in run:
+                total += self.row.neighbours[peer]
+                shares.append(self.row.neighbours[peer] / total)
+            for result, part, *heard in _in_pieces(out, mean, *(theirs.to(out.device) for _, theirs in run)):
+                for theirs, share in zip(heard, shares, strict=True):
+                    part = torch.lerp(part, theirs, share, out=result)
+            mean = out
         if mean is not out:
             out.copy_(mean)  # a network of one node
         self._finish()
@@ -72,13 +69,10 @@ class Stream:
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
         """out += scale sum_j W_ij m_j: the mixture without this node's own part."""
         assert self._pending is not None
-        near = self._pending.shared()
-        shares = [scale * self.row.neighbours[peer] for peer, _ in near]
-        for result, *heard in _in_pieces(out, *(theirs for _, theirs in near)):
-            for theirs, share in zip(heard, shares, strict=True):
-                result.add_(theirs, alpha=share)
-        for peer, theirs in self._pending.messages():
-            out.add_(theirs.to(out.device), alpha=scale * self.row.neighbours[peer])
+        for run in self._pending.in_order():
+            for result, *heard in _in_pieces(out, *(theirs.to(out.device) for _, theirs in run)):
+                for theirs, (peer, _) in zip(heard, run, strict=True):
+                    result.add_(theirs, alpha=scale * self.row.neighbours[peer])
         self._finish()
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -136,16 +130,17 @@ class CompressedStream(Stream):
     def _take_changes(self) -> None:
         """sum_j W_ij e_j += sum_j W_ij q_j, this node included."""
         assert self._pending is not None
-        near = self._pending.shared()
-        shares = [self.row.own, *(self.row.neighbours[peer] for peer, _ in near)]
-        self._add(shares, self._message, *(theirs for _, theirs in near))
-        for peer, theirs in self._pending.messages():
-            self._add([self.row.neighbours[peer]], theirs.to(self._vector.device))
+        heard = [(self.row.own, self._message)]
+        for run in self._pending.in_order():
+            heard += [(self.row.neighbours[peer], theirs.to(self._vector.device)) for peer, theirs in run]
+            self._add(heard)
+            heard = []
+        self._add(heard)
         self._finish()
 
-    def _add(self, shares: list[float], *changes: torch.Tensor) -> None:
-        for mixed, *heard in _in_pieces(self._mixed_estimate, *changes):
-            for change, share in zip(heard, shares, strict=True):
+    def _add(self, heard: list[tuple[float, torch.Tensor]]) -> None:
+        for mixed, *changes in _in_pieces(self._mixed_estimate, *(change for _, change in heard)):
+            for change, (share, _) in zip(changes, heard, strict=True):
                 mixed.add_(self._wide(change), alpha=share)
 
     def _wide(self, change: torch.Tensor) -> torch.Tensor:

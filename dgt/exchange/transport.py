@@ -156,14 +156,11 @@ class Outbox:
         """Where the next message is written."""
         return self.buffers[self.turn]
 
-    @property
-    def order(self) -> list[int]:
-        """Neighbours in the order their messages are taken: those in shared memory, then the others."""
-        return [*self.boards, *self.others]
-
     def theirs(self, turn: int) -> list[torch.Tensor]:
-        """The neighbours' messages in that order, where every other neighbour has an inbox of its own."""
-        return [*(board.buffers[turn] for board in self.boards.values()), *(inbox.payload for inbox in self._inboxes)]
+        """The neighbours' messages, ascending, where every one outside shared memory has an inbox of its own."""
+        found = {peer: board.buffers[turn] for peer, board in self.boards.items()}
+        found |= {peer: inbox.payload for peer, inbox in zip(self.others, self._inboxes, strict=True)}
+        return [found[peer] for peer in self.transport.peers]
 
     def inbox(self, number: int) -> Frame:
         """Where the message of the so-manyth of the other neighbours comes in."""
@@ -285,10 +282,28 @@ class Pending:
         self._collected = True
         self._settle()
 
+    def in_order(self) -> Iterator[list[tuple[int, torch.Tensor]]]:
+        """(peer, buffer) of all neighbours, ascending, whichever way their messages come: sums are the same bit by bit
+        wherever ranks are. Those that are there at once, in shared memory, come several at a time."""
+        near, far = dict(self.shared()), self.messages()
+        run: list[tuple[int, torch.Tensor]] = []
+        for peer in self._outbox.transport.peers:
+            if peer in near:
+                run.append((peer, near[peer]))
+                continue
+            if run:
+                yield run
+            run = []
+            yield [next(far)]
+        if run:
+            yield run
+        for _ in far:  # it has an end to come to
+            raise AssertionError("more messages than neighbours")
+
     def collect(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(peer, buffer) of all neighbours: those in shared memory, then the others, each in ascending order."""
-        yield from self.shared()
-        yield from self.messages()
+        """(peer, buffer) of all neighbours, ascending."""
+        for run in self.in_order():
+            yield from run
 
     def finish(self) -> None:
         """Wait until the sent buffer may change again."""

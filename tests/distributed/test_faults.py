@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -233,45 +231,6 @@ def test_a_stopped_rank_changes_nothing(overrides: list[str], undisturbed: Path,
         assert_identical(tmp_path / "r", undisturbed)
     else:
         assert metrics(tmp_path / "r")[-1]["iteration"] == 60
-
-
-@pytest.mark.heavy
-def test_a_link_that_comes_back_costs_nothing(undisturbed: Path, tmp_path: Path) -> None:
-    """Two hosts as network namespaces; the process that is the link between them stands still for three seconds."""
-    if os.geteuid() != 0 or not shutil.which("ip"):
-        pytest.skip("network namespaces need root and iproute2")
-    slow_links = runpy.run_path(str(Path(dgt.__file__).parents[1] / "launch" / "slow_links.py"))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    environment["GLOO_SOCKET_IFNAME"] = "eth0"
-    address = slow_links["HOSTS"][0]
-    with slow_links["hosts"]("1gbit", "1") as names:
-        line = [
-            *TORCHRUN, "--nnodes=2", "--nproc-per-node=2", "--master-port=29500", f"--master-addr={address}",
-            "-m", "dgt", "train", *NOISY, "problem.pause=0.05", f"run_dir={tmp_path / 'r'}", "transport=messages",
-        ]  # fmt: skip
-        processes = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, *line[:3], f"--node-rank={number}", *line[3:]],
-                cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            )
-            for number, name in enumerate(names)
-        ]  # fmt: skip
-        log, deadline = tmp_path / "r" / "metrics.jsonl", time.monotonic() + 90
-        while not (log.exists() and log.read_text().count("\n") >= 3):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        link = names[0].replace("-a", "-link")
-        (relay,) = subprocess.run(["ip", "netns", "pids", link], capture_output=True, text=True).stdout.split()
-        os.kill(int(relay), signal.SIGSTOP)
-        time.sleep(3)
-        still = log.read_text().count("\n")
-        os.kill(int(relay), signal.SIGCONT)
-        said = [process.communicate(timeout=90)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert still < 9, "the link was down before the end"
-    near = [{key: value for key, value in row.items() if key != "consensus"} for row in metrics(undisturbed)]
-    for here, there in zip(metrics(tmp_path / "r"), near, strict=True):
-        assert {key: here[key] for key in there} == pytest.approx(there, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["gradient_tracking", "dsgd", "allreduce"])

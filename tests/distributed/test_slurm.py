@@ -1,38 +1,160 @@
-"""`srun dgt train` on a real Slurm."""
+"""The batch files, srun and interactive shells on a real Slurm of four nodes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.distributed.ranks import DGT, command
+from tests.distributed.runs import assert_identical
 from tests.distributed.slurm import SlurmCluster
 from tests.distributed.test_commands import records
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.heavy]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.heavy]
 
 if shutil.which("slurmctld", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None or os.geteuid() != 0:
     pytest.skip("needs root and Debian's slurm-wlm (launch/test.sh installs it)", allow_module_level=True)
 
-ARGUMENTS = ["train", "weights=[1,2,3,4]", "topology=ring", "iterations=30"]
+BATCH = Path(__file__).parents[2] / "launch" / "slurm"
+SHORT = ["train", "weights=[1,2,3,4]", "topology=ring", "iterations=30"]
+EIGHT = ["weights=[1,2,3,4,5,6,7,8]", "topology=exponential", "eval_every=300"]
+LONG = [*EIGHT, "iterations=1500"]
+ENDLESS = [*EIGHT, "iterations=1000000"]
+SWEEP = ["strategy=I,II", "topology=ring,grid", "weights=[1,2,3,4]", "iterations=30"]
 
 
-def test_srun_tasks_are_the_ranks_and_write_the_same_metrics(tmp_path: Path) -> None:
-    with SlurmCluster(nodes=2) as cluster:
-        one_host = cluster.run("srun", "-N1", "-n4", *DGT, *ARGUMENTS, "run_dir=one_host", cwd=tmp_path, timeout=120)
-        two_hosts = cluster.run("srun", "-N2", "-n4", *DGT, *ARGUMENTS, "run_dir=two_hosts", cwd=tmp_path, timeout=120)
-        wrong = cluster.run("srun", "-n3", *DGT, *ARGUMENTS, cwd=tmp_path, timeout=120)
-        # one task is a shell like any other: it starts the ranks itself
-        inside = cluster.run("srun", "-n1", *DGT, *ARGUMENTS, "run_dir=inside", cwd=tmp_path, timeout=120)
-    assert one_host.returncode == 0, one_host.stderr
-    assert two_hosts.returncode == 0, two_hosts.stderr
-    assert inside.returncode == 0, inside.stderr
-    assert wrong.returncode == 2
-    assert wrong.stderr.count("dgt: error: world size 3: this network has 4 nodes") == 1
-    plain = command([*DGT, *ARGUMENTS, "run_dir=plain"], tmp_path)
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(nodes=4) as running:
+        yield running
+
+
+@dataclass
+class Batch:
+    """One submitted batch file."""
+
+    cluster: SlurmCluster
+    job: str
+    cwd: Path
+
+    @property
+    def log(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.cwd.glob("*.log")))
+
+    def await_line(self, words: str, seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while words not in self.log:
+            assert time.monotonic() < deadline, f"never said {words}:\n{self.log}"
+            time.sleep(0.05)
+
+
+def submit(cluster: SlurmCluster, cwd: Path, file: str, *arguments: str, options: tuple[str, ...] = ()) -> Batch:
+    """From a directory that is not the repository's, with the variables at the top of the file."""
+    cwd.mkdir()
+    variables = {"VENV": sys.prefix, "RANKS_PER_NODE": "2", "OMP_NUM_THREADS": "1"}
+    spread = options or ("--nodes=4", "--cpus-per-task=1")
+    tasks = ["--ntasks-per-node=2"] if file == "srun.sbatch" else []
+    return Batch(cluster, cluster.submit(*spread, *tasks, str(BATCH / file), *arguments, cwd=cwd, **variables), cwd)
+
+
+def processes_of(run_dir: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if run_dir in words:
+            found.append(words)
+    return found
+
+
+def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """Eight ranks on four nodes, interrupted, queued again, and the result of `dgt train`."""
+    jobs = []
+    for name in ("torchrun", "srun"):
+        job = submit(cluster, tmp_path / name, f"{name}.sbatch", *LONG)
+        jobs.append(job)
+        job.await_line("iteration 300/1500")
+        # what --signal=B:USR1@120 does two minutes before the time is up
+        said = cluster.run("scancel", "--batch", "--signal=USR1", job.job)
+        assert said.returncode == 0, said.stderr
+    plain = command([*DGT, "train", *LONG, "run_dir=plain"], tmp_path)
     assert plain.returncode == 0, plain.stderr
-    for name in ("one_host", "two_hosts", "inside"):
+    for job in jobs:
+        job.await_line("out of time: saved, and queued again")
+        state = cluster.wait_for(job.job, "COMPLETED", "FAILED", "CANCELLED")
+        assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "1"), job.log
+        assert job.log.count("iteration 300/1500") == 1, "it went on, and did not start anew"
+        assert_identical(job.cwd / "runs" / f"slurm-{job.job}", tmp_path / "plain")
+
+
+def test_an_array_is_a_sweep_and_scancel_leaves_no_process(cluster: SlurmCluster, tmp_path: Path) -> None:
+    cancelled = submit(cluster, tmp_path / "cancelled", "torchrun.sbatch", *ENDLESS)
+    failing = submit(cluster, tmp_path / "failing", "srun.sbatch", *ENDLESS, "chaos=not_a_number", "chaos.iteration=9")
+    array = submit(cluster, tmp_path / "array", "array.sbatch", *SWEEP, options=("--array=0-3", "--cpus-per-task=1"))
+
+    cancelled.await_line("iteration 0/1000000")
+    assert processes_of(f"slurm-{cancelled.job}"), "the check below can fail"
+    assert cluster.run("scancel", cancelled.job).returncode == 0
+    cluster.wait_for(cancelled.job, "CANCELLED")
+    deadline = time.monotonic() + 20
+    while left := processes_of(f"slurm-{cancelled.job}"):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert "dgt: stopped by SIGTERM" in cancelled.log, "and what was done is saved"
+
+    assert cluster.wait_for(failing.job, "FAILED", "COMPLETED")["JobState"] == "FAILED"
+    last = failing.log.splitlines()[-1]
+    assert last.startswith("first: node ")
+    assert "the gradient is not finite at iteration 9" in last, failing.log
+
+    cluster.wait_for(array.job, "COMPLETED", "FAILED")
+    found = sorted(path.parent for path in array.cwd.glob("runs/*/summary.json"))
+    assert [path.name for path in found] == [f"slurm-{array.job}-{number}" for number in range(4)], array.log
+    one = command([*DGT, "train", "strategy=II", "topology=ring", *SWEEP[2:], "run_dir=one"], tmp_path)
+    assert one.returncode == 0, one.stderr
+    assert records(found[2]) == records(tmp_path / "one")
+
+
+def test_shells_start_ranks_and_srun_tasks_are_ranks_also_inside_an_allocation(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    dgt = " ".join(DGT)
+    short = " ".join(word.replace("[", "'[").replace("]", "]'") for word in SHORT)
+    inside = f"{dgt} {short} run_dir=shell && srun {dgt} {short} run_dir=ranks && ! srun -n3 {dgt} {short}"
+    allocated = cluster.run("salloc", "-Q", "-N2", "-n4", "bash", "-c", inside, cwd=tmp_path, timeout=120)
+    assert allocated.returncode == 0, allocated.stderr
+    assert allocated.stderr.count("dgt: error: world size 3: this network has 4 nodes") == 1
+    # the shell of an interactive step has every variable of a rank; only task 0 has the terminal
+    typed = f"[ $SLURM_PROCID = 0 ] || exit 0; {dgt} {short} run_dir=interactive"
+    code, said = at_a_terminal(cluster, tmp_path, "srun", "-n4", "--pty", "bash", "-c", typed)
+    assert code == 0, said
+    plain = command([*DGT, *SHORT, "run_dir=plain"], tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    for name in ("shell", "ranks", "interactive"):
         assert records(tmp_path / name) == records(tmp_path / "plain")
+
+
+def at_a_terminal(cluster: SlurmCluster, cwd: Path, *words: str) -> tuple[int, str]:
+    """Run a command as if typed; returns its exit code and what it said."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        os.execvpe(words[0], words, cluster.environment)
+    said = b""
+    with contextlib.suppress(OSError):  # when the other end is closed
+        while more := os.read(terminal, 4096):
+            said += more
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode(errors="replace")

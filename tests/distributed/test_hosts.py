@@ -1,0 +1,150 @@
+"""Two hosts on one machine: network namespaces with memory, names and a link of their own, which can be cut."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dgt
+from tests.distributed.ranks import DGT, TORCHRUN, command
+from tests.distributed.runs import NOISY, metrics
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.heavy]
+
+if os.geteuid() != 0 or not shutil.which("ip"):
+    pytest.skip("network namespaces need root and iproute2 (launch/test.sh installs it)", allow_module_level=True)
+
+TOP = Path(dgt.__file__).parents[1]
+SLOW_LINKS = runpy.run_path(str(TOP / "launch" / "slow_links.py"))
+PRIVATE = 'mount -t tmpfs tmpfs /dev/shm; mount --bind "$1" /etc/hosts; hostname "$2"; shift 2; exec "$@"'
+WEIGHTS = "weights=[1,2,3,4,5,6,7,8]"
+# two rings, of the even and of the odd nodes, and two edges between them
+EDGES = "0 2\n2 4\n4 6\n6 0\n1 3\n3 5\n5 7\n7 1\n0 1\n4 5\n"
+
+
+class TwoHosts:
+    """host1 and host2, and the process that is the link between them."""
+
+    def __init__(self, names: list[str], folder: Path) -> None:
+        self.names = names
+        self.hosts_file = folder / "hosts"
+        lines = [f"{address} host{number}" for number, address in enumerate(SLOW_LINKS["HOSTS"], 1)]
+        self.hosts_file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+
+    def start(self, cwd: Path, *line: str) -> list[subprocess.Popen[str]]:
+        """The same line on both."""
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "GLOO_"))}
+        environment = {**plain, "PYTHONPATH": str(TOP), "OMP_NUM_THREADS": "1"}
+        return [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", "sh", "-c", PRIVATE, "sh",
+                 str(self.hosts_file), f"host{number}", *line],
+                cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            )
+            for number, name in enumerate(self.names, 1)
+        ]  # fmt: skip
+
+    def cut(self) -> None:
+        self._tell_link(signal.SIGSTOP)
+
+    def mend(self) -> None:
+        self._tell_link(signal.SIGCONT)
+
+    def _tell_link(self, number: int) -> None:
+        link = self.names[0].replace("-a", "-link")
+        pids = subprocess.run(["ip", "netns", "pids", link], capture_output=True, text=True, timeout=10).stdout
+        (relay,) = pids.split()
+        os.kill(int(relay), number)
+
+
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+    with SLOW_LINKS["hosts"]("1gbit", "1") as names:
+        yield TwoHosts(names, tmp_path_factory.mktemp("hosts"))
+
+
+def torchrun(port: int, *arguments: str) -> list[str]:
+    """As in the README."""
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=host1:{port}"]
+    return [*TORCHRUN, "--nnodes=2", "--nproc-per-node=4", *meeting, "-m", "dgt", "train", *arguments]
+
+
+def wait_for_lines(path: Path, lines: int, processes: list[subprocess.Popen[str]]) -> None:
+    deadline = time.monotonic() + 120
+    while not (path.exists() and path.read_text().count("\n") >= lines):
+        ended = [process.communicate()[1] for process in processes if process.poll() is not None]
+        assert not ended, ended
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def settings(folder: Path, *more: str) -> list[str]:
+    (folder / "edges.txt").write_text(EDGES)
+    noisy = [word for word in NOISY if not word.startswith(("weights", "topology"))]
+    return [*noisy, WEIGHTS, "topology=file", f"topology.path={folder / 'edges.txt'}", *more]
+
+
+def test_two_hosts_and_a_link_that_comes_back_give_the_metrics_of_one_host(two_hosts: TwoHosts, tmp_path: Path) -> None:
+    own = settings(tmp_path, "problem.pause=0.05", "placement=graph")
+    processes = two_hosts.start(tmp_path, *torchrun(29500, *own, f"run_dir={tmp_path / 'two'}"))
+    log = tmp_path / "two" / "metrics.jsonl"
+    wait_for_lines(log, 3, processes)
+    two_hosts.cut()
+    time.sleep(3)
+    still = log.read_text().count("\n")
+    two_hosts.mend()
+    one = command([*DGT, "train", *settings(tmp_path), "run_dir=one"], tmp_path, PYTHONPATH=str(TOP))
+    assert one.returncode == 0, one.stderr
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert still < 9, "the link was down before the end"
+    assert metrics(tmp_path / "two") == metrics(tmp_path / "one"), "bit by bit"
+    words = "placement=graph: 2 of 10 edges run between 2 hosts, "
+    assert "".join(said).count(words) == 1, said
+    assert not list(Path("/dev/shm").glob("dgt-*")), "their memory is their own"
+
+
+def test_a_link_that_is_cut_for_good_is_named_on_both_sides_and_ends_the_run(
+    two_hosts: TwoHosts, tmp_path: Path
+) -> None:
+    timeout = 6
+    own = settings(tmp_path, "problem.pause=0.05", f"timeout={timeout}", f"run_dir={tmp_path / 'r'}")
+    processes = two_hosts.start(tmp_path, *torchrun(29501, *own))
+    wait_for_lines(tmp_path / "r" / "metrics.jsonl", 3, processes)
+    two_hosts.cut()
+    since = time.monotonic()
+    try:
+        said = [process.communicate(timeout=60)[1] for process in processes]
+        seconds = time.monotonic() - since
+    finally:
+        two_hosts.mend()
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert all(process.returncode for process in processes)
+    for words in said:
+        assert re.search(rf"dgt: error: node \d: neighbour \d did not answer within {timeout} s", words), words
+    # the ranks' own timeout, then torchrun, which cannot reach its store
+    assert seconds < 2 * timeout + 15, seconds
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        assert str(tmp_path).encode() not in process.read_bytes()
+
+
+def test_a_rendezvous_host_that_is_not_there(two_hosts: TwoHosts, tmp_path: Path) -> None:
+    """Ranks whose launcher told them a wrong address say so at once."""
+    wrong: dict[str, Any] = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host3", "MASTER_PORT": "29502"}
+    (process, other) = two_hosts.start(tmp_path, "env", *(f"{k}={v}" for k, v in wrong.items()), *DGT, "train")
+    for each in (process, other):
+        words = each.communicate(timeout=60)[1]
+        assert words == "dgt: error: MASTER_ADDR=host3: no such host; give a name or address that all hosts know\n"
+        assert each.returncode == 2
