@@ -160,7 +160,7 @@ def _queue_again(stop: LaunchError) -> NoReturn:
 
     if (_states() or {}).get(JobEnvironment().job_id) in (*OVER, "COMPLETING"):
         raise stop  # Slurm ends it for good (scancel, out of time), or queues it again itself
-    print(f"dgt: {stop}; queued again", file=sys.stderr, flush=True)
+    print(f"dgt: {stop}; queueing again", file=sys.stderr, flush=True)
     try:
         signal.raise_signal(signal.Signals[f"SIG{JobEnvironment.USR_SIG}"])
     except Exception as error:

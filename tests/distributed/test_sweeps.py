@@ -71,7 +71,7 @@ def test_a_sweep_of_jobs_is_the_local_sweep_also_when_one_of_them_is_queued_agai
     assert process.returncode == 0, stderr + log
     state = cluster.state(job)
     assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "1"), log
-    assert log.count("queued again") == 1
+    assert log.count("queueing again") == 1
     assert log.count("iteration 0/3000") == 1, "it went on, and did not start anew"
 
     plain = command([*SWEEP, *runs, "--json"], tmp_path)
