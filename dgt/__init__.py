@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from dgt.exchange.buffers import MixedBuffers
     from dgt.exchange.network import Network
     from dgt.network import graphs, weights
+    from dgt.node import Node
     from dgt.notices import PeerError
     from dgt.problems.base import Problem, ProblemContext
     from dgt.training.library import Checkpoints
-    from dgt.world import Node, join
+    from dgt.world import join
 
 __all__ = [
     "DSGD", "AllReduce", "Checkpoints", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node",
@@ -32,7 +33,7 @@ _HOMES = {
     "Network": "dgt.exchange.network", "graphs": "dgt.network", "weights": "dgt.network",
     "Checkpoints": "dgt.training.library",
     "Problem": "dgt.problems.base", "ProblemContext": "dgt.problems.base",
-    "Node": "dgt.world", "PeerError": "dgt.notices", "join": "dgt.world",
+    "Node": "dgt.node", "PeerError": "dgt.notices", "join": "dgt.world",
 }  # fmt: skip
 
 

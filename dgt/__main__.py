@@ -26,7 +26,11 @@ def _run() -> None:
     signals.say_when_ended(speaks=not world.is_other_rank(), tidy_up=forkserver.stop)
     wanted = len(sys.argv) > 1 and sys.argv[1] in STARTS_RANKS and not {"-h", "--help"} & set(sys.argv)
     if wanted and world.starts_ranks():
-        forkserver.start()
+        try:
+            forkserver.start()
+        except OSError as error:  # no place for temporary files, as in a container that is read-only throughout
+            print(f"dgt: error: cannot start ranks ({error.strerror or error})", file=sys.stderr)
+            raise SystemExit(1) from None
     from dgt import cli
 
     cli.main()

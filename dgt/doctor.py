@@ -25,13 +25,14 @@ import torch.distributed as dist
 from dgt import launch, world
 from dgt.exchange import shared
 from dgt.exchange.transport import Transport
+from dgt.node import Node
 from dgt.placement import Placement
-from dgt.world import Node
 
 GOOD, ODD, BAD = "ok", "note", "wrong"
 SMALL_MEMORY = 512 * 2**20
 FEW_FILES = 1024
 SIZES = {"latency": 2, "bandwidth": 4_000_000}  # numbers of 4 bytes
+WAYS = ("messages", "shared memory for small messages only", "shared memory")  # by how many of these sizes fit
 ROUNDS = {"latency": 200, "bandwidth": 12}
 WARM_UP = 3  # exchanges that are not counted
 MOST_PAIRS = 16
@@ -55,7 +56,7 @@ def here() -> list[Finding]:
         *versions(),
         *backends(dist.is_gloo_available(), dist.is_nccl_available(), torch.cuda.device_count()),
         *gpus([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())], world.variables("CUDA")),
-        *cores(os.cpu_count() or 1, world.variables("OMP_NUM_THREADS").get("OMP_NUM_THREADS")),
+        *cores(usable_cores(), world.variables("OMP_NUM_THREADS").get("OMP_NUM_THREADS")),
         *interfaces(
             dict(addresses()), socket.gethostname(), _resolved(), world.variables("GLOO").get("GLOO_SOCKET_IFNAME")
         ),
@@ -211,9 +212,9 @@ def talk(node: Node, pair: tuple[int, int], way: str) -> Talk:
             pending.finish()
         if node.rank == pair[0]:
             seconds[place] = (time.perf_counter() - since) / ROUNDS[kind]
-            seconds[-1] = bool(outbox.boards)
+            seconds[-1] += bool(outbox.boards)
     latency, bandwidth, shares = node.sum(seconds).tolist()
-    return Talk(pair, "shared memory" if shares else "messages", latency, bandwidth)
+    return Talk(pair, WAYS[int(shares)], latency, bandwidth)
 
 
 def exchange() -> list[Finding]:
@@ -225,8 +226,8 @@ def exchange() -> list[Finding]:
         except launch.LaunchError as error:
             found.append(Finding("two ranks", "no answer", BAD, str(error)))
             continue
-        odd = way == "auto" and said.way == "messages"
-        advice = "memory is not shared between ranks here (too little of it?): they use messages"
+        odd = way == "auto" and said.way != WAYS[-1]
+        advice = "too little shared memory between ranks, or none: what does not fit goes by messages"
         found.append(Finding("two ranks", str(said), ODD if odd else GOOD, advice if odd else ""))
     return found
 
@@ -268,6 +269,11 @@ def addresses() -> Iterator[tuple[str, str]]:
             with contextlib.suppress(OSError):
                 raw = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 yield name, socket.inet_ntoa(raw[20:24])
+
+
+def usable_cores() -> int:
+    """Containers and batch jobs have some of the host's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _resolved() -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -34,17 +35,19 @@ from dgt.checks import ConfigError, SharedError
 from dgt.config import Config, LeastSquaresConfig
 from dgt.exchange.agreement import agree, share_trouble
 from dgt.failures import EXIT_FAILED, EXIT_STOPPED, Failure
+from dgt.node import Node
 from dgt.notices import PeerError
 from dgt.signals import ENDING
 from dgt.training.trainer import HEARD, Stopped
 
 PASSED_ON = (*ENDING, signal.SIGUSR2)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 class Job(Protocol):
     """What ranks do once they have joined; plain data, because it travels to the ranks."""
 
-    def run(self, node: world.Node) -> Any: ...
+    def run(self, node: Node) -> Any: ...
 
 
 AnyJob = TypeVar("AnyJob", bound=Job)
@@ -86,7 +89,7 @@ class Script:
 
 def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int, Any]:
     """Start `nodes` ranks on this host, run the job on each, return what each returned."""
-    with _signals_kept(), tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
+    with _room_needed(), _signals_kept(), tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
         if options.lenient:
             return _start_leniently(job, nodes, options, meeting)
         launch = LaunchConfig(
@@ -195,6 +198,18 @@ def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _room_needed() -> Iterator[None]:
+    """Ranks meet in a temporary folder, and their launcher's semaphores are files in /dev/shm."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        needed = f"they need a few KB in /dev/shm and {tempfile.gettempdir()}"
+        raise LaunchError(f"cannot start ranks ({error.strerror}); {needed}") from None
+
+
+@contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
     """The elastic launcher logs a lot and leaves its signal handlers behind: failures are told here, in one line."""
     handlers = {
@@ -239,7 +254,7 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
             if isinstance(error, PeerError):
                 world.see_torchrun_off()
             print(f"dgt: {'' if isinstance(error, Stopped) else 'error: '}{note.reason}", file=sys.stderr, flush=True)
-        else:
+        elif not isinstance(error, Stopped):
             # a launcher ends everyone at the first exit: let rank 0 speak first, then leave with our own code
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(1.0)
@@ -266,7 +281,7 @@ def _as_rank(
             share_trouble(node, trouble)
             assert job is not None, "trouble was raised"
             agree(node, {name: str(value) for name, value in dataclasses.asdict(settings).items()})
-            node.settle(settings.backend, settings.device)
+            world.settle(node, settings.backend, settings.device)
             result = job.run(node)
         if isinstance(result, Stopped):
             tell(rank, result)
@@ -290,7 +305,7 @@ def _as_script(script: Script, tell: Callable[[int, BaseException | Stopped], No
             _leave_at_once(leave.code if isinstance(leave.code, int) else EXIT_FAILED)
     except Exception as error:
         tell(world.placement().rank, error)
-        _leave_at_once(EXIT_FAILED)
+        _leave_at_once(_note(0, error).code)
 
 
 def _leave_at_once(code: int) -> NoReturn:

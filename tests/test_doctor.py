@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from dgt import doctor
 from dgt.doctor import BAD, GOOD, ODD, Finding
+from dgt.exchange import shared
 from dgt.placement import Placement
+from dgt.world import Node
+from tests.distributed.ranks import run_ranks
 
 
 @pytest.mark.parametrize(
@@ -52,3 +57,23 @@ def test_it_says_that_a_shell_in_a_job_of_several_nodes_uses_one() -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
     (found,) = doctor.launcher(job, Placement("alone"))
     assert found.found.endswith("starts ranks on this host; srun dgt train uses all nodes")
+
+
+def test_cores_are_those_that_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
+    assert doctor.usable_cores() == 1
+
+
+class LittleMemory:
+    """As in a container with --shm-size=1m."""
+
+    def run(self, node: Node) -> str:
+        create = shared.create
+        shared.create = lambda like: create(like) if like.numel() < 1000 else None
+        return doctor.TalkJob("auto").run(node)[0].way
+
+
+@pytest.mark.skipif(not shared.available(), reason="shared memory boards are for Linux on x86-64")
+def test_little_shared_memory_is_told_from_none() -> None:
+    """It said `messages`, beside the latency of the small ones in shared memory."""
+    assert set(run_ranks(LittleMemory(), 2).values()) == {"shared memory for small messages only"}

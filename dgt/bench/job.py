@@ -23,8 +23,8 @@ from dgt.exchange.agreement import together
 from dgt.exchange.network import Network
 from dgt.network import graphs
 from dgt.network.weights import Weights, normalise
+from dgt.node import Node
 from dgt.training.logger import Progress
-from dgt.world import Node
 
 VARIANTS = {
     "compute": "forward and backward only: what no optimizer can go below",

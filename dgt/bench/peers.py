@@ -13,7 +13,7 @@ from dgt.bench.presets import Workload
 from dgt.bench.variants import LR, Compute
 from dgt.exchange.network import Network
 from dgt.exchange.transport import message_order
-from dgt.world import Node
+from dgt.node import Node
 
 
 class DDP(Compute):

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from dgt.checks import ConfigError, SharedError
-from dgt.world import Node
+from dgt.node import Node
 
 Made = TypeVar("Made")
 

@@ -16,8 +16,8 @@ from zlib import crc32
 
 import torch
 
+from dgt.node import Node
 from dgt.notices import NEVER, WireError
-from dgt.world import Node
 
 HEAD, TAIL = 64, 8
 _WHAT = struct.Struct("<4sIQ16s")  # mark, sender, length, layout

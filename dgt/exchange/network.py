@@ -22,7 +22,7 @@ from dgt.exchange.average import averaged, save_average
 from dgt.exchange.transport import Transport
 from dgt.network import mixing
 from dgt.network.mixing import MixingRow, mixing_row, row_without
-from dgt.world import Node
+from dgt.node import Node
 
 
 class Network:

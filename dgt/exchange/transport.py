@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 from dgt.exchange import shared
 from dgt.exchange.frames import Frame, Seal, frame_bytes, layout
+from dgt.node import Node
 from dgt.notices import PeerError, WireError, absence
-from dgt.world import Node
 
 CHANNELS = 2**14
 # gloo copies as much of a message as fits into the socket before it returns: large ones would keep the caller waiting

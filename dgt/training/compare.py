@@ -17,12 +17,12 @@ import yaml
 from dgt import problems
 from dgt.checks import ConfigError
 from dgt.config import Config, StrategyConfig
+from dgt.node import Node
 from dgt.placement import Placement
 from dgt.training.logger import Progress
 from dgt.training.metrics import Metrics
 from dgt.training.setup import network_of
 from dgt.training.trainer import train
-from dgt.world import Node
 
 COLUMNS = (
     "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "consensus", "tracking_residual",

@@ -10,10 +10,10 @@ from pathlib import Path
 from dgt.config import Config
 from dgt.exchange.agreement import told_by_main
 from dgt.failures import FOLDER, noted
+from dgt.node import Node
 from dgt.training.logger import RunLogger
 from dgt.training.setup import network_of, take_places
 from dgt.training.trainer import Stopped, train_safely
-from dgt.world import Node
 
 
 @dataclass(frozen=True, slots=True)

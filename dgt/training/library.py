@@ -47,6 +47,7 @@ class Checkpoints:
         self._optimizer, self._directory = optimizers[0], Path(directory)
         settings = CheckpointConfig(every=every, minutes=minutes, keep_last=keep_last, keep_every=keep_every)
         self._saver = Saver(self, self._directory, settings, self._say)
+        self.node.before_leaving.append(self._saver.writer.finish)  # the last one may still be written
 
     def resume(self) -> int:
         """Load the last complete checkpoint on all ranks; returns its step, 0 if there is none."""

@@ -20,8 +20,8 @@ import torch
 
 from dgt.algorithms import DecentralizedOptimizer
 from dgt.exchange.network import Network
+from dgt.node import Node
 from dgt.problems import Problem
-from dgt.world import Node
 
 Metrics = dict[str, np.ndarray]  # each [copies]
 

@@ -16,12 +16,12 @@ from dgt.checks import ConfigError, SharedError
 from dgt.config import CheckpointConfig, Config
 from dgt.exchange.agreement import share_trouble, together, told_by_main
 from dgt.exchange.network import Network
+from dgt.node import Node
 from dgt.notices import NEVER
 from dgt.training import checkpoint
 from dgt.training.checkpoint import COMMIT, Commit, DamagedError, Writer
 from dgt.training.session import Session
 from dgt.training.state import Tree, copied
-from dgt.world import Node
 
 FOLDER = "checkpoints"
 Say = Callable[[str], None]

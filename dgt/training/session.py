@@ -16,9 +16,10 @@ from dgt.exchange.agreement import agree, together
 from dgt.exchange.buffers import MixedBuffers
 from dgt.exchange.network import Network
 from dgt.network.weights import Weights, normalise
+from dgt.node import Node
 from dgt.problems import Problem
 from dgt.training.state import Tree, random_state, restore_random_state, seed_generators
-from dgt.world import Node, cache_dir
+from dgt.world import cache_dir
 
 LOCAL_KEYS = ("root",)  # hosts may keep their data in different places
 MAY_DIFFER = ("iterations", "transport", "overlap", "placement")  # on resume: the numbers do not depend on them

@@ -12,8 +12,9 @@ from dgt.checks import ConfigError
 from dgt.config import Config
 from dgt.network import graphs, hosts, weights
 from dgt.network.weights import Weights
+from dgt.node import Node
 from dgt.placement import Placement
-from dgt.world import Node, host_number
+from dgt.world import host_number, settle
 
 DEFAULT_NODES = 16
 
@@ -44,3 +45,4 @@ def take_places(node: Node, graph: nx.Graph) -> None:
     places = node.sum(node_of_rank).tolist()
     if places != list(range(node.size)):
         node.renumber(places[node.rank])
+        settle(node, node.backend, node.device.type)

@@ -13,6 +13,7 @@ import numpy as np
 from dgt.checks import AlarmError, ConfigError
 from dgt.config import Config
 from dgt.network.weights import Weights
+from dgt.node import Node
 from dgt.notices import PeerError
 from dgt.problems import Problem
 from dgt.training import saving
@@ -22,7 +23,6 @@ from dgt.training.logger import RunLogger
 from dgt.training.metrics import Metrics, evaluate
 from dgt.training.saving import Saver
 from dgt.training.session import Session
-from dgt.world import Node
 
 Record = Callable[[int, Metrics], None]
 HEARD = "as another rank was asked to"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import pickle
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from dgt import forkserver, launch
+from dgt.__main__ import main
 from tests.distributed.ranks import DGT, TORCHRUN, command
 
 pytestmark = pytest.mark.timeout(120)
@@ -248,10 +253,48 @@ def test_a_rank_that_is_none_speaks_for_itself(dgt_here, monkeypatch: pytest.Mon
     assert said.code == 2
 
 
+def test_no_room_for_semaphores_is_told_in_one_line(dgt_here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container with a full /dev/shm, 30 lines of traceback used to end in multiprocessing."""
+
+    def full(*arguments: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(launch, "elastic_launch", full)
+    said = dgt_here("train", "weights=[1,2]", "topology=ring")
+    assert re.match(
+        r"dgt: error: cannot start ranks \(No space left on device\); they need .*/dev/shm.*\n$", said.stderr
+    )
+    assert said.code == 1
+
+
+def test_no_place_for_temporary_files_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A container that is read-only throughout."""
+
+    def nowhere() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(forkserver, "start", nowhere)
+    monkeypatch.setattr(sys, "argv", ["dgt", "train"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err == (
+        "dgt: error: cannot start ranks (No usable temporary directory found in ['/tmp'])\n"
+    )
+
+
 def test_a_launcher_without_an_address_is_told_in_one_line(tmp_path: Path) -> None:
     done = command([*DGT, "train", "nodes=1", "weights=uniform"], tmp_path, RANK="0", WORLD_SIZE="1")
     assert re.match(r"dgt: error: the launcher's environment is incomplete .* MASTER_ADDR .*\n$", done.stderr)
     assert done.returncode == 2
+
+
+def test_a_rendezvous_host_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
+    told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "29500"}
+    done = command([*DGT, "train"], tmp_path, **told)
+    words = "MASTER_ADDR=no-such-host.invalid: no such host; give a name or address that all hosts know"
+    assert (done.returncode, done.stderr) == (2, f"dgt: error: {words}\n")
 
 
 RANK = """

@@ -18,11 +18,12 @@ from dgt.config import Config
 from dgt.data import cifar10
 from dgt.launch import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
+from dgt.node import Node
 from dgt.placement import Placement
 from dgt.problems import Problem
 from dgt.training.setup import network_of
 from dgt.training.trainer import train
-from dgt.world import Node, cache_dir
+from dgt.world import cache_dir
 from tests.distributed.ranks import DGT, command, run_ranks
 
 pytestmark = pytest.mark.timeout(240)

@@ -19,7 +19,7 @@ from dgt.exchange.transport import Outbox, Transport
 from dgt.launch import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import named
-from dgt.world import Node
+from dgt.node import Node
 from tests.distributed.ranks import command, run_ranks
 
 pytestmark = pytest.mark.timeout(120)

@@ -22,9 +22,9 @@ import torch
 import dgt
 from dgt.failures import EXIT_STOPPED
 from dgt.launch import LaunchError
+from dgt.node import Node
 from dgt.notices import PeerError
 from dgt.training.chaos import MARKER
-from dgt.world import Node
 from tests.distributed.ranks import DGT, TORCHRUN, command, run_ranks
 from tests.distributed.runs import NOISY, assert_identical, commits, configured, metrics, train
 from tests.distributed.test_commands import alive, descendants

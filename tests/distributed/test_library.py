@@ -17,7 +17,7 @@ import dgt
 from dgt import reference
 from dgt.launch import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
-from dgt.world import Node
+from dgt.node import Node
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(180)

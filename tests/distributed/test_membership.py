@@ -17,10 +17,10 @@ from dgt.launch import JoinOptions, LaunchError, start_ranks
 from dgt.network import graphs
 from dgt.network.mixing import mixing_matrix, mixing_row, row_without, strategy
 from dgt.network.weights import normalise
+from dgt.node import Node
 from dgt.notices import PeerError
 from dgt.problems.least_squares import LeastSquares
 from dgt.training.session import Session
-from dgt.world import Node
 from tests.distributed.runs import commits, configured, metrics, train
 
 pytestmark = pytest.mark.timeout(120)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.distributed.conftest import Said
 from tests.distributed.ranks import DGT, TORCHRUN, command
 from tests.distributed.runs import train
 
@@ -26,6 +28,7 @@ SMALL = {
     "compare": ["iterations=6", "eval_every=3", "seeds=2"],
     "gaps": [],
     "data": [],
+    "doctor": [],
     "bench": ["rounds=1", "steps=1"],
 }
 PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -34,7 +37,7 @@ STAND_IN = ["problem.model=cnn", "problem.batch=4", "problem.test_samples=16", "
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("dgt ") and " run " not in line])
-def test_every_dgt_command_runs(line: str, tmp_path: Path) -> None:
+def test_every_dgt_command_runs(line: str, tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
     (tmp_path / "my_problem.py").write_text(PYTHON[-1])
     (tmp_path / "my_conf" / "problem").mkdir(parents=True)
     (settings,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
@@ -45,18 +48,9 @@ def test_every_dgt_command_runs(line: str, tmp_path: Path) -> None:
     if words[0] == "bench":  # all ways, and large models, take minutes; they have tests of their own
         words += ["nodes=4", "variants=[compute,shared]"]
     extra = [] if "--help" in words else SMALL[words[0]] + (STAND_IN if "experiment=cifar10" in line else [])
-    done = command([*DGT, *words, *extra], tmp_path, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-
-
-def test_the_torchrun_line_of_several_hosts_runs_as_one_host(tmp_path: Path) -> None:
-    (line,) = [line for line in LINES if line.startswith("torchrun --nnodes")]
-    words = shlex.split(line.replace("--nnodes 2", "--nnodes 1").replace("host1:29500", "localhost:0"))[1:]
-    words = [word.replace("weights=A", "nodes=8") for word in words] + ["weights=uniform", "iterations=3", "run_dir=r"]
-    done = command([*TORCHRUN, *words], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "r" / "summary.json").exists()
+    done = dgt_here(*words, *extra)  # its ranks are real; the command itself starts quicker here
+    assert done.code == 0, done.stderr
+    assert done.stdout.strip() or list(tmp_path.rglob("summary.json")), "what ranks print goes past pytest"
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "dgt run"])

@@ -15,7 +15,7 @@ import torch
 
 import dgt
 from dgt.launch import LaunchError
-from dgt.world import Node
+from dgt.node import Node
 from tests.distributed.ranks import DGT, command, run_ranks
 from tests.distributed.runs import NOISY, assert_identical, commits, last_state, metrics, train
 from tests.distributed.test_commands import told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import shutil
 import sys
 import time
@@ -133,10 +134,16 @@ def test_shells_start_ranks_and_srun_tasks_are_ranks_also_inside_an_allocation(
 ) -> None:
     dgt = " ".join(DGT)
     short = " ".join(word.replace("[", "'[").replace("]", "]'") for word in SHORT)
-    inside = f"{dgt} {short} run_dir=shell && srun {dgt} {short} run_dir=ranks && ! srun -n3 {dgt} {short}"
-    allocated = cluster.run("salloc", "-Q", "-N2", "-n4", "bash", "-c", inside, cwd=tmp_path, timeout=120)
+    inside = (
+        f"{dgt} {short} run_dir=shell && srun {dgt} {short} run_dir=ranks && ! srun -n3 {dgt} {short} && "
+        f"srun -n2 --ntasks-per-node=1 {dgt} doctor"
+    )
+    allocated = cluster.run("salloc", "-Q", "-N2", "-n4", "bash", "-c", inside, cwd=tmp_path, timeout=240)
     assert allocated.returncode == 0, allocated.stderr
     assert allocated.stderr.count("dgt: error: world size 3: this network has 4 nodes") == 1
+    seen = re.search(r"launcher +\S+: srun, 2 ranks, in Slurm job \d+ \(2 nodes: n\[1-2\]\)", allocated.stdout)
+    assert seen is not None, allocated.stdout
+    assert len(re.findall(r"exchange .* us, .* GB/s each way", allocated.stdout)) == 1
     # the shell of an interactive step has every variable of a rank; only task 0 has the terminal
     typed = f"[ $SLURM_PROCID = 0 ] || exit 0; {dgt} {short} run_dir=interactive"
     code, said = at_a_terminal(cluster, tmp_path, "srun", "-n4", "--pty", "bash", "-c", typed)

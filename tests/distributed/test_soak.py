@@ -18,7 +18,7 @@ import torch
 
 import dgt
 from dgt.exchange import shared
-from dgt.world import Node
+from dgt.node import Node
 from tests.distributed.ranks import run_ranks
 
 RUNS = int(os.environ.get("DGT_SOAK_RUNS", "12"))

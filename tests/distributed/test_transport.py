@@ -14,7 +14,7 @@ import torch
 
 import dgt
 from dgt.exchange import shared
-from dgt.world import Node
+from dgt.node import Node
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(180)

@@ -12,11 +12,11 @@ import pytest
 from dgt import reference
 from dgt.config import ALGORITHMS, STRATEGIES, Config, LeastSquaresConfig, TopologyConfig, WeightsConfig
 from dgt.network.mixing import strategy
+from dgt.node import Node
 from dgt.placement import Placement
 from dgt.problems.least_squares import LeastSquares, summarise
 from dgt.training.setup import network_of
 from dgt.training.trainer import train
-from dgt.world import Node
 from tests.distributed.ranks import run_ranks
 
 TOPOLOGIES = [

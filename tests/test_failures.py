@@ -1,0 +1,81 @@
+"""One reason among the notes of many ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dgt import failures
+from dgt.checks import ConfigError, TrainingError
+from dgt.failures import Failure
+from dgt.notices import PeerError
+
+
+def note(rank: int, kind: str, reason: str, time: float) -> Failure:
+    return Failure(rank, kind, reason, 1, time, "host1")
+
+
+MISSED = note(0, "PeerError", "node 0: another rank is gone", 1.0)
+NEIGHBOUR = note(2, "PeerError", "node 2: neighbour 1 is gone", 2.0)
+CAUSE = note(1, "TrainingError", "node 1: the gradient is not finite", 3.0)
+LATER = note(3, "ValueError", "bad", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "first"),
+    [
+        ([MISSED, NEIGHBOUR, CAUSE, LATER], CAUSE),  # absence is never the cause where somebody knows better
+        ([MISSED, NEIGHBOUR], NEIGHBOUR),  # a neighbour knows who it is
+        ([MISSED], MISSED),
+        ([LATER, CAUSE], CAUSE),
+    ],
+)
+def test_the_reason_behind_the_others(found: list[Failure], first: Failure) -> None:
+    assert failures.first(found) == first
+
+
+def test_a_rank_that_only_followed_comes_last() -> None:
+    heard = note(0, "Stopped", "stopped, as another rank was asked to", 1.0)
+    asked = note(1, "Stopped", "stopped by SIGTERM", 2.0)
+    assert failures.first([heard, asked], follows="as another rank was asked to") == asked
+
+
+def test_expected_errors_are_a_line_and_others_have_a_traceback() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        unexpected = Failure.of(3, error)
+    assert unexpected.line == "rank 3: ValueError: two lines"
+    assert "test_failures.py" in unexpected.traceback
+    assert Failure.of(0, TrainingError("why")).traceback == ""
+    assert [Failure.of(0, error).code for error in (ConfigError("x"), TrainingError("x"))] == [2, 1]
+
+
+def test_notes_survive_and_the_last_start_of_a_run_counts(tmp_path: Path) -> None:
+    CAUSE.write(tmp_path / "failures" / "20260101-000000")
+    NEIGHBOUR.write(tmp_path / "failures" / "20260102-000000")
+    MISSED.write(tmp_path / "failures" / "20260102-000000")
+    assert failures.of_run(tmp_path) == [MISSED, NEIGHBOUR]
+    assert failures.in_words(tmp_path)[-1] == "first: node 2: neighbour 1 is gone"
+    (tmp_path / "summary.json").touch()
+    assert failures.in_words(tmp_path) == ["the run finished"]
+
+
+def test_a_run_without_notes_was_ended_from_outside(tmp_path: Path) -> None:
+    assert "ended from outside" in failures.in_words(tmp_path)[0]
+
+
+def test_a_full_disk_does_not_hide_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TrainingError, match="why"), failures.noted(tmp_path / "file" / "below", 0):
+        raise TrainingError("why")
+
+
+def test_torchrun_is_told_the_cause_before_what_followed_in_the_same_second(tmp_path: Path) -> None:
+    for each in (CAUSE, note(2, PeerError.__name__, "node 2: neighbour 1 is gone", 3.4)):
+        each.tell_torchrun(tmp_path / str(each.rank))
+    told = {rank: json.loads((tmp_path / str(rank)).read_text())["message"] for rank in (1, 2)}
+    assert told[1]["message"] == CAUSE.reason
+    assert int(told[1]["extraInfo"]["timestamp"]) < int(told[2]["extraInfo"]["timestamp"])
