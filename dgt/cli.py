@@ -13,23 +13,20 @@ from pathlib import Path
 from typing import NoReturn
 
 from dgt import compose as composing
-from dgt import doctor, failures, forkserver, launch, problems, world
+from dgt import doctor, failures, forkserver, launch, problems, sweeps, world
 from dgt.bench import scaling
 from dgt.bench.job import VARIANTS, BenchConfig, BenchJob
 from dgt.checks import ConfigError, build, check_range, documented, nearest
-from dgt.config import Config
 from dgt.data import cifar10
-from dgt.launch import JoinOptions
+from dgt.launch import JoinOptions, LaunchError
 from dgt.network.spectral import gap_table
 from dgt.placement import Placement
 from dgt.report import bench as bench_report
 from dgt.report import compare as compare_report
 from dgt.report.tables import gap_lines, table
+from dgt.runs import prepared, run_here, tell
 from dgt.training import compare as comparison
-from dgt.training.jobs import TrainJob
-from dgt.training.logger import check_logger, claim, claim_run_dir
-from dgt.training.saving import source_of
-from dgt.training.setup import network_of
+from dgt.training.logger import claim
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.run(options)
     except ConfigError as error:
         _refuse(error)
-    except launch.LaunchError as error:
+    except LaunchError as error:
         _leave(str(error) if error.code > 2 else f"error: {error}", error.code)
     except KeyboardInterrupt:
         _leave("interrupted", 128 + signal.SIGINT)
@@ -69,7 +66,7 @@ def _refuse(error: ConfigError) -> NoReturn:
 
 def _leave(words: str, code: int) -> NoReturn:
     forkserver.stop()
-    _tell(words)  # under a launcher every rank comes here with the same words
+    tell(words)  # under a launcher every rank comes here with the same words
     raise SystemExit(code)
 
 
@@ -77,57 +74,34 @@ def train(options: argparse.Namespace) -> None:
     """One run, or with -m one run per combination."""
     here = world.placement()
     show = "json" if options.json else "text"
+    overrides, slurm = sweeps.split(options.overrides)
+    slurm = sweeps.checked(slurm, options.multirun) if slurm else []
     if here.launcher != "alone":
         if options.multirun:
             raise ConfigError(f"-m: sweeps start their own ranks; run them outside {here.launcher}")
         launch.be_rank(
-            lambda: prepared(composing.compose(options.overrides), show),
+            lambda: prepared(composing.compose(overrides), show),
             lambda job: JoinOptions.from_config(job.config),
         )
         return
-    runs = composing.expand(options.overrides) if options.multirun else [options.overrides]
+    runs = composing.expand(overrides) if options.multirun else [overrides]
     if options.only is not None:
         if not options.multirun:
             raise ConfigError(f"--only={options.only}: picks one run of a sweep; add -m")
         check_range("--only", options.only, 0, len(runs) - 1)
         runs = [runs[options.only]]
     configs = [composing.compose(overrides) for overrides in runs]  # all mistakes before the first rank starts
-    if len(configs) > 1 and any(config.run_dir for config in configs):
+    if len(configs) > 1 and any(config.run_dir for config in configs) and not slurm:
         raise ConfigError("run_dir: each run of a sweep has its own; leave it out")
-    summaries = []
-    for config in configs:
-        job = prepared(config, "nothing" if options.multirun and options.json else show)
-        weights, _ = network_of(job.config, here)
-        launch.start_ranks(job, int(weights.size), JoinOptions.from_config(job.config))
-        path = Path(str(job.config.run_dir)) / "summary.json"
-        summaries.append(json.loads(path.read_text(encoding="utf-8")))
-    if options.multirun:
+    if slurm:
+        summaries, failed = sweeps.on_slurm(slurm, runs, configs)
+    else:
+        quietly = options.multirun and options.json
+        summaries, failed = [run_here(config, "nothing" if quietly else show) for config in configs], 0
+    if options.multirun and (summaries or options.json):
         print(json.dumps(summaries, indent=2) if options.json else table([_sweep_row(row) for row in summaries]))
-
-
-def prepared(config: Config, show: str) -> TrainJob:
-    """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
-    here = world.placement()
-    weights, _ = network_of(config, here)
-    problems.check(config, weights)
-    if config.chaos.rank is not None:
-        check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
-    if config.on_peer_loss == "continue" and here.launcher == "torchrun":
-        raise ConfigError(
-            "on_peer_loss=continue: torchrun ends all ranks when one is lost; use dgt train alone, or srun"
-        )
-    if here.local_rank == 0:  # once per host; the others would only wait, or fail, one after the other
-        problems.fetch(config, world.cache_dir(), _tell)
-    if here.rank == 0:
-        check_logger(config)
-        source_of(config)
-        config = dataclasses.replace(config, run_dir=claim_run_dir(config))
-    return TrainJob(config, show)
-
-
-def _tell(words: str) -> None:
-    if not world.is_other_rank():
-        print(f"dgt: {words}", file=sys.stderr, flush=True)
+    if failed:
+        raise LaunchError(f"{failed} of {len(runs)} runs failed")
 
 
 def _sweep_row(summary: dict[str, typing.Any]) -> dict[str, str]:
@@ -152,7 +126,7 @@ def compare(options: argparse.Namespace) -> None:
     configs = [composing.compose(run) for run in composing.expand(options.overrides)]
     seeds = configs[0].seeds
     comparison.check(configs, seeds, here)
-    problems.fetch(configs[0], world.cache_dir(), _tell)
+    problems.fetch(configs[0], world.cache_dir(), tell)
     cells = comparison.both_strategies(configs)
     groups = comparison.by_network_size(cells, here)
     directory = Path(claim(configs[0].run_dir, "compare"))
@@ -220,7 +194,7 @@ def data(options: argparse.Namespace) -> None:
             raise ConfigError(f"{override}: no such setting; {nearest(key, [f'{name}=...' for name in settings])}")
         settings[key] = value
     root = Path(settings["root"])
-    folder = cifar10.ensure(root, settings["source"], _tell)
+    folder = cifar10.ensure(root, settings["source"], tell)
     arrays = cifar10.load(root)
     cifar10.verify(arrays, root)
     if options.json:
@@ -320,7 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="dgt", description="Weighted decentralized training: one process per network node.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     training = _command(commands, "train", train, "train one network (or, with -m, one per combination of values)")
-    sweep = "sweep: every combination of comma-separated values"
+    sweep = "sweep: every combination of comma-separated values; with hydra/launcher=slurm each is a Slurm job"
     training.add_argument("-m", "--multirun", action="store_true", help=sweep)
     training.add_argument("--only", type=int, metavar="K", help="of a sweep, the K-th run only, counted from 0")
     _command(

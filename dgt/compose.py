@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dgt.checks import ConfigError, nearest
+from dgt.checks import ConfigError, check_choice, nearest
 from dgt.config import Config
+
+LAUNCHER = "hydra/launcher"
 
 
 def conf_dir() -> Path:
@@ -103,6 +106,37 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
+def launcher(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The settings of a Hydra launcher, hydra/launcher=slurm hydra.launcher.timeout_min=30, and how Hydra is told."""
+    search, own = _search_path(overrides)
+    known: dict[str, Any] = {}
+    chosen: list[str] = []
+    for item in sorted(_parsed(own), key=lambda item: item.key_or_group != LAUNCHER):
+        key, value = item.key_or_group, str(item.input_line).partition("=")[2]
+        if item.is_sweep_override():
+            raise ConfigError(f"{item.input_line}: all jobs of a sweep have the same; quote a comma, {key}='{value}'")
+        if key == LAUNCHER:
+            folders = [top / LAUNCHER for top in (conf_dir(), *search)]
+            check_choice(key, value, sorted({file.stem for folder in folders for file in folder.glob("*.yaml")}))
+            known = _launcher([str(item.input_line)], search)
+        elif not known:
+            raise ConfigError(f"{key}: whose setting is this? add {LAUNCHER}=slurm")
+        elif key.split(".")[2] not in known:
+            raise ConfigError(f"{key}: no such key; {nearest(key, [f'hydra.launcher.{name}' for name in known])}")
+        else:
+            known = _launcher([*chosen, str(item.input_line)], search)  # one more at a time: an error names it
+        chosen.append(str(item.input_line))
+    return known, [*_hydra_search_path(search), *chosen]
+
+
+def _launcher(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:
+    with _plain_words(overrides[-1:]), initialized():
+        composed = hydra_compose(overrides=[*_hydra_search_path(search), *overrides], return_hydra_config=True)
+        found = OmegaConf.to_container(composed.hydra.launcher)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
 def plain_values(overrides: Sequence[str]) -> dict[str, Any]:
     """key=value pairs for commands that take no config: values are read as Hydra would."""
     return {item.key_or_group: item.value() for item in _parsed(overrides)}
@@ -166,23 +200,37 @@ def _choices_made(item: Override) -> list[str]:
 
 
 def _compose(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:
-    folders = ",".join(f"'file://{folder}'" for folder in search)
-    always = [f"hydra.searchpath=[{folders}]"] if search else []
-    try:
-        with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-            composed = hydra_compose("config", overrides=[*always, *overrides])
+    with _plain_words(overrides), initialized():
+        composed = hydra_compose("config", overrides=[*_hydra_search_path(search), *overrides])
         missing = sorted(OmegaConf.missing_keys(composed))
         for key in missing:
             OmegaConf.update(composed, key, None)  # the dataclass says what is needed, in its own words
         plain = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def initialized() -> initialize_config_dir:
+    """Hydra, looking for configs in `conf/`."""
+    return initialize_config_dir(str(conf_dir().resolve()), job_name="dgt", version_base="1.3")
+
+
+def _hydra_search_path(search: Sequence[Path]) -> list[str]:
+    """The user's own config folders in Hydra's words."""
+    folders = ",".join(f"'file://{folder}'" for folder in search)
+    return [f"hydra.searchpath=[{folders}]"] if search else []
+
+
+@contextlib.contextmanager
+def _plain_words(overrides: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{mark.name}, line {mark.line + 1}" if mark is not None else " ".join(overrides)
         raise ConfigError(f"{where}: not YAML ({error.problem})") from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from None
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+        raise ConfigError(f"{' '.join(overrides)}: {str(error.__cause__ or error).splitlines()[0]}") from None
 
 
 def _check_keys(items: list[Override], composed: dict[str, Any], choices: dict[str, list[str]]) -> None:

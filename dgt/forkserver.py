@@ -14,16 +14,19 @@ import signal
 from dgt import world
 
 PRELOAD = ["dgt.warm"]
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start() -> None:
     """Make sure it runs, with the environment ranks should have."""
     world.prepare_children()
     multiprocessing.set_forkserver_preload(PRELOAD)
-    # Ctrl-C in the first seconds must not hit it in the middle of its imports
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C in the first seconds must not hit it in the middle of its imports. Slurm signals every process of a job:
+    # without this one nobody would learn how the ranks end
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED}
     multiprocessing.forkserver.ensure_running()
-    signal.signal(signal.SIGINT, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def stop() -> None:

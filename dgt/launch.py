@@ -37,8 +37,10 @@ from dgt.exchange.agreement import agree, share_trouble
 from dgt.failures import EXIT_FAILED, EXIT_STOPPED, Failure
 from dgt.node import Node
 from dgt.notices import PeerError
+from dgt.signals import ENDING
 from dgt.training.trainer import HEARD, Stopped
 
+PASSED_ON = (*ENDING, signal.SIGUSR2)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
@@ -177,7 +179,10 @@ def _own_signals() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
-    """Pass SIGTERM and SIGUSR1 on to the ranks, who then stop together; while they start, end at once."""
+    """Pass SIGTERM and SIGUSR1 on to the ranks, who then stop together; while they start, end at once.
+
+    SIGUSR2, which submitit has Slurm send, is a SIGUSR1 to the ranks.
+    """
 
     def forward(number: int, frame: object) -> None:
         pids = [int(path.read_text()) for path in meeting.glob("pid-*")]
@@ -185,9 +190,9 @@ def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
             raise SignalException("while starting", sigval=signal.Signals(number))
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(pid, signal.SIGUSR1 if number == signal.SIGUSR2 else number)
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in PASSED_ON:
         signal.signal(number, forward)
     yield
 
@@ -208,8 +213,7 @@ def _room_needed() -> Iterator[None]:
 def _signals_kept() -> Iterator[None]:
     """The elastic launcher logs a lot and leaves its signal handlers behind: failures are told here, in one line."""
     handlers = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, *PASSED_ON)
     }
     logging.disable(logging.CRITICAL)
     forkserver.start()
@@ -223,6 +227,8 @@ def _signals_kept() -> Iterator[None]:
 
 def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher: int) -> Any:
     """Entry of a rank started by `start_ranks`."""
+    for number in ENDING:  # what the forkserver has them do waits for Python, and gloo does not return to it
+        signal.signal(number, signal.SIG_DFL)
     _die_with_launcher(launcher, meeting)
     (Path(meeting) / f"pid-{world.placement().rank}").write_text(str(os.getpid()))
     world.meet_in(Path(meeting) / "store")
@@ -314,11 +320,14 @@ def _first_failure(meeting: str, codes: dict[int, int]) -> LaunchError:
     notes = failures.notes(Path(meeting))
     first = failures.first(notes, follows=HEARD) if notes else None
     # whoever notices first that a rank is gone may be seen to end before it
-    killed = [(rank, code) for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM]
+    killed = [(rank, code) for rank, code in codes.items() if code < 0]
     if killed and (first is None or first.kind == "PeerError"):
-        rank, code = killed[0]
+        rank, code = min(killed, key=lambda pair: -pair[1] in ENDING)  # others may only have been ended with it
         if code == -signal.SIGINT:  # Ctrl-C reached the ranks first
             return LaunchError("interrupted; all ranks stopped", 128 + signal.SIGINT)
+        if -code in ENDING:  # still starting, or a run without checkpoints
+            again = EXIT_STOPPED if code == -signal.SIGUSR1 else 128 - code
+            return LaunchError(f"ended by {signal.Signals(-code).name} without saving", again)
         return LaunchError(f"rank {rank} was killed ({signal.Signals(-code).name}); out of memory?")
     if first is None:
         rank, code = next(iter(codes.items()))

@@ -1,9 +1,11 @@
 """Imported once by the forkserver, which then forks every rank: what ranks need is already there.
 
-The launcher starts the forkserver with Ctrl-C ignored, so that it is not hit in the middle of these imports. From
-here on its children take the default: a rank ends at once and silently, at whatever point of its start it is.
+The launcher starts the forkserver with signals ignored, so that it is not hit in the middle of these imports. From
+here on its children take the default: a rank ends at once and silently, at whatever point of its start it is. Only
+SIGUSR2 stays ignored: the launcher hears of it, and passes it on in its own words.
 """
 
+import os
 import signal
 import sys
 from types import TracebackType
@@ -23,5 +25,15 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
         sys.__excepthook__(kind, error, trace)
 
 
+def _ends_ranks_only(number: int, frame: object) -> None:
+    """The forkserver itself goes on: it has to tell the launcher how its children ended."""
+    if os.getpid() != FORKSERVER:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(signal.Signals(number))
+
+
+FORKSERVER = os.getpid()
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+for ending in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(ending, _ends_ranks_only)
 sys.excepthook = _tell

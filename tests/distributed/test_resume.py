@@ -145,25 +145,49 @@ def test_a_warm_start_takes_the_average_model_into_another_network(stopped: Path
         assert state["step"] == 0
 
 
-def test_signals_to_the_launcher_stop_all_ranks_together(tmp_path: Path) -> None:
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        run = tmp_path / number.name
-        arguments = [*DGT, "train", "weights=A", "iterations=10000000", "eval_every=10", f"run_dir={run}"]
-        process = subprocess.Popen(
-            arguments, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        deadline = time.monotonic() + 90
-        while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text()) < 2000:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(number)
-        _, stderr = process.communicate(timeout=30)
-        assert process.returncode == 75, stderr
-        (commit,) = commits(run)
-        assert commit.world == 16
-        assert told(stderr) == [
-            f"dgt: stopped by {number.name} at iteration {commit.step}; resume=auto run_dir={run} continues"
-        ]
+def start_long_run(tmp_path: Path, *overrides: str) -> tuple[subprocess.Popen, Path]:
+    """A run that would take hours, in a process group of its own, once its ranks are training."""
+    run = tmp_path / "r"
+    arguments = ["weights=[1,2,3,4]", "iterations=10000000", "eval_every=10", f"run_dir={run}", *overrides]
+    process = subprocess.Popen(
+        [*DGT, "train", *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 90
+    while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text()) < 2000:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process, run
+
+
+@pytest.mark.parametrize("whom", ["launcher", "everybody"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_stops_all_ranks_together(tmp_path: Path, name: str, whom: str) -> None:
+    """Slurm signals every process of a job: that once ended the one that forks ranks, and with it the run, unsaved."""
+    process, run = start_long_run(tmp_path)
+    if whom == "launcher":
+        process.send_signal(signal.Signals[name])
+    else:
+        os.killpg(process.pid, signal.Signals[name])
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 75, stderr
+    (commit,) = commits(run)
+    assert commit.world == 4
+    heard = "SIGUSR1" if name == "SIGUSR2" else name
+    assert told(stderr) == [f"dgt: stopped by {heard} at iteration {commit.step}; resume=auto run_dir={run} continues"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 75)])
+def test_a_run_without_checkpoints_ends_at_a_signal_and_says_so(tmp_path: Path, name: str, code: int) -> None:
+    process, _ = start_long_run(tmp_path, "checkpoint.keep_last=0")
+    process.send_signal(signal.Signals[name])
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert told(stderr) == [f"dgt: ended by {name} without saving"]
 
 
 def test_checkpoints_by_the_clock_are_at_one_step_everywhere(tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""One training run on this host, or as the rank that a launcher made of this process: everything is checked first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from dgt import launch, problems, world
+from dgt.checks import ConfigError, check_range
+from dgt.config import Config
+from dgt.launch import JoinOptions
+from dgt.training.jobs import TrainJob
+from dgt.training.logger import check_logger, claim_run_dir
+from dgt.training.saving import source_of
+from dgt.training.setup import network_of
+
+
+def run_here(config: Config, show: str) -> dict[str, Any]:
+    """Start the ranks of this run on this host; returns its summary."""
+    job = prepared(config, show)
+    weights, _ = network_of(job.config, world.placement())
+    launch.start_ranks(job, int(weights.size), JoinOptions.from_config(job.config))
+    return summary_of(Path(str(job.config.run_dir)))
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def prepared(config: Config, show: str) -> TrainJob:
+    """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
+    here = world.placement()
+    weights, _ = network_of(config, here)
+    problems.check(config, weights)
+    if config.chaos.rank is not None:
+        check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
+    if config.on_peer_loss == "continue" and here.launcher == "torchrun":
+        raise ConfigError(
+            "on_peer_loss=continue: torchrun ends all ranks when one is lost; use dgt train alone, or srun"
+        )
+    if here.local_rank == 0:  # once per host; the others would only wait, or fail, one after the other
+        problems.fetch(config, world.cache_dir(), tell)
+    if here.rank == 0:
+        check_logger(config)
+        source_of(config)
+        config = dataclasses.replace(config, run_dir=claim_run_dir(config))
+    return TrainJob(config, show)
+
+
+def tell(words: str) -> None:
+    """A line on standard error, once however many ranks say it."""
+    if not world.is_other_rank():
+        print(f"dgt: {words}", file=sys.stderr, flush=True)
