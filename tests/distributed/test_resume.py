@@ -164,8 +164,9 @@ def start_long_run(tmp_path: Path, *overrides: str) -> tuple[subprocess.Popen, P
     return process, run
 
 
-@pytest.mark.parametrize("whom", ["launcher", "everybody"])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize(
+    ("name", "whom"), [("SIGTERM", "launcher"), ("SIGUSR1", "everybody"), ("SIGUSR2", "everybody")]
+)
 def test_a_signal_stops_all_ranks_together(tmp_path: Path, name: str, whom: str) -> None:
     """Slurm signals every process of a job: that once ended the one that forks ranks, and with it the run, unsaved."""
     process, run = start_long_run(tmp_path)
@@ -181,13 +182,12 @@ def test_a_signal_stops_all_ranks_together(tmp_path: Path, name: str, whom: str)
     assert told(stderr) == [f"dgt: stopped by {heard} at iteration {commit.step}; resume=auto run_dir={run} continues"]
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 75)])
-def test_a_run_without_checkpoints_ends_at_a_signal_and_says_so(tmp_path: Path, name: str, code: int) -> None:
+def test_a_run_without_checkpoints_ends_at_a_signal_and_says_so(tmp_path: Path) -> None:
     process, _ = start_long_run(tmp_path, "checkpoint.keep_last=0")
-    process.send_signal(signal.Signals[name])
+    process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert told(stderr) == [f"dgt: ended by {name} without saving"]
+    assert process.returncode == 128 + signal.SIGTERM
+    assert told(stderr) == ["dgt: ended by SIGTERM without saving"]
 
 
 def test_checkpoints_by_the_clock_are_at_one_step_everywhere(tmp_path: Path) -> None:
