@@ -245,6 +245,8 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
     """Be the rank that torchrun or srun started. `prepare` may raise `ConfigError`, on one rank or on all."""
 
     def say(rank: int, error: BaseException | Stopped) -> None:
+        if isinstance(error, Stopped):
+            world.dismiss_torchrun()
         note, told = _note(rank, error), rank == 0 or not isinstance(error, (SharedError, Stopped))
         if told and (path := world.torchrun_error_file()) is not None:
             note.tell_torchrun(path)

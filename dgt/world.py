@@ -215,6 +215,13 @@ def see_torchrun_off() -> None:
         subprocess.Popen([sys.executable, "-c", SEE_OFF, *arguments], start_new_session=True, stdin=subprocess.DEVNULL)
 
 
+def dismiss_torchrun() -> None:
+    """All ranks have saved and were asked to stop: torchrun must not take that for a failure and start them again."""
+    restarts = [os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS")]
+    if MEETING_FILE not in os.environ and placement().local_rank == 0 and int(restarts[0]) < int(restarts[1]):
+        os.kill(os.getppid(), signal.SIGTERM)
+
+
 def starts_ranks() -> bool:
     """Whether this process may start ranks of its own: no launcher has made it one."""
     try:

@@ -61,7 +61,7 @@ class Batch:
 def submit(cluster: SlurmCluster, cwd: Path, file: str, *arguments: str, options: tuple[str, ...] = ()) -> Batch:
     """From a directory that is not the repository's, with the variables at the top of the file."""
     cwd.mkdir()
-    variables = {"VENV": sys.prefix, "RANKS_PER_NODE": "2", "OMP_NUM_THREADS": "1"}
+    variables = {"VENV": sys.prefix, "RANKS_PER_NODE": "2", "MAX_RESTARTS": "1", "OMP_NUM_THREADS": "1"}
     spread = options or ("--nodes=4", "--cpus-per-task=1")
     tasks = ["--ntasks-per-node=2"] if file == "srun.sbatch" else []
     return Batch(cluster, cluster.submit(*spread, *tasks, str(BATCH / file), *arguments, cwd=cwd, **variables), cwd)
