@@ -194,13 +194,20 @@ def _die_with_parent(where: Placement) -> None:
 
 
 SEE_OFF = """
-import os, select, signal, sys, time
+import contextlib, os, select, signal, sys
+from pathlib import Path
 torchrun = os.pidfd_open(int(sys.argv[1]))
-if not select.select([torchrun], [], [], float(sys.argv[2]))[0]:
-    print("dgt: torchrun on this host cannot reach the others: ended", file=sys.stderr, flush=True)
-    signal.pidfd_send_signal(torchrun, signal.SIGKILL)
+while not select.select([torchrun], [], [], float(sys.argv[2]))[0]:
+    living = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            living.append(path.read_text().rpartition(")")[2].split()[:2])
+    if not any(parent == sys.argv[1] and state != "Z" for state, parent in living):  # no ranks, old or started again
+        print("dgt: torchrun on this host cannot reach the others: ended", file=sys.stderr, flush=True)
+        signal.pidfd_send_signal(torchrun, signal.SIGKILL)
 """
 SEE_OFF_SECONDS = 8.0
+REUNION_SECONDS = 660.0  # torchrun that may restart waits 600 s for the other hosts to come back
 
 
 def see_torchrun_off() -> None:
@@ -211,15 +218,21 @@ def see_torchrun_off() -> None:
     where = placement()
     several_hosts = where.launcher == "torchrun" and where.local_size < where.size
     if several_hosts and "TORCHELASTIC_RUN_ID" in os.environ and hasattr(os, "pidfd_open") and not where.local_rank:
-        arguments = [str(os.getppid()), str(SEE_OFF_SECONDS)]
+        seconds = REUNION_SECONDS if _torchrun_may_restart() else SEE_OFF_SECONDS
+        arguments = [str(os.getppid()), str(seconds)]
         subprocess.Popen([sys.executable, "-c", SEE_OFF, *arguments], start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 def dismiss_torchrun() -> None:
     """All ranks have saved and were asked to stop: torchrun must not take that for a failure and start them again."""
-    restarts = [os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS")]
-    if MEETING_FILE not in os.environ and placement().local_rank == 0 and int(restarts[0]) < int(restarts[1]):
+    if MEETING_FILE not in os.environ and placement().local_rank == 0 and _torchrun_may_restart():
         os.kill(os.getppid(), signal.SIGTERM)
+
+
+def _torchrun_may_restart() -> bool:
+    """Its count differs between hosts, so it names no start of ours; but of what is left on this host it is right."""
+    done, most = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+    return int(done) < int(most)
 
 
 def starts_ranks() -> bool:
