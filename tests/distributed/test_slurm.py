@@ -83,14 +83,18 @@ def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """Eight ranks on four nodes, interrupted, queued again, and the result of `dgt train`."""
+    interrupted = {
+        # preemption
+        "srun": lambda _: cluster.submit("-p", "urgent", "-N4", "--exclusive", "--wrap", "sleep 1", cwd=tmp_path),
+        # what --signal=B:USR1@120 does two minutes before the time is up
+        "torchrun": lambda job: cluster.run("scancel", "--batch", "--signal=USR1", job).check_returncode(),
+    }
     jobs = []
-    for name in ("torchrun", "srun"):
+    for name, interrupt in interrupted.items():
         job = submit(cluster, tmp_path / name, f"{name}.sbatch", *LONG)
         jobs.append(job)
         job.await_line("iteration 300/1500")
-        # what --signal=B:USR1@120 does two minutes before the time is up
-        said = cluster.run("scancel", "--batch", "--signal=USR1", job.job)
-        assert said.returncode == 0, said.stderr
+        interrupt(job.job)
     plain = command([*DGT, "train", *LONG, "run_dir=plain"], tmp_path)
     assert plain.returncode == 0, plain.stderr
     for job in jobs:

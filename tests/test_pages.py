@@ -1,4 +1,4 @@
-"""The pages in docs/: figures are those of the code, files and links exist."""
+"""The pages in launch/: figures are those of the code, files and links exist."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dgt.network import graphs
 from dgt.network.hosts import edges_between
 
 TOP = Path(__file__).parents[1]
-PAGES = sorted((TOP / "docs").glob("*.md"))
+PAGES = sorted((TOP / "launch").glob("*.md"))
 
 
 def test_expected_traffic_is_that_of_the_graphs() -> None:
-    page = (TOP / "docs" / "benchmark.md").read_text()
+    page = (TOP / "launch" / "benchmark.md").read_text()
     numbers = sum(parameter.numel() for parameter in resnet18().parameters())
     assert f"{numbers:,} parameters" in page
     model = 4 * numbers / 1e6
@@ -37,6 +37,6 @@ def test_expected_traffic_is_that_of_the_graphs() -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
     named = re.findall(r"(?:launch|docker)/[\w/]+\.\w+", text) + [
-        f"docs/{link}" for link in re.findall(r"\]\((\w+\.md)\)", text)
+        f"launch/{link}" for link in re.findall(r"\]\((\w+\.md)\)", text)
     ]
     assert [name for name in named if not (TOP / name).exists()] == []
