@@ -23,6 +23,7 @@ def main() -> None:
 
 
 def _run() -> None:
+    world.die_with_torchrun()
     signals.say_when_ended(speaks=not world.is_other_rank(), tidy_up=forkserver.stop)
     wanted = len(sys.argv) > 1 and sys.argv[1] in STARTS_RANKS and not {"-h", "--help"} & set(sys.argv)
     if wanted and world.starts_ranks():

@@ -82,7 +82,7 @@ def connect(timeout: float) -> Iterator[Node]:
     import torch.distributed as dist
 
     where = placement()
-    _die_with_parent(where)
+    die_with_torchrun()
     share_cores(where.local_size)
     # starting many ranks may take minutes; waiting for a neighbour later should not
     patience = timedelta(seconds=max(timeout, MEETING_SECONDS))
@@ -187,9 +187,13 @@ def _meeting_place(where: Placement) -> str:
     return f" at {host}:{port}"
 
 
-def _die_with_parent(where: Placement) -> None:
-    """A rank must not outlive torchrun, however that ends; ranks of dgt's own launcher watch it themselves."""
-    if where.launcher == "torchrun" and MEETING_FILE not in os.environ and sys.platform == "linux":
+def die_with_torchrun() -> None:
+    """A rank must not outlive torchrun, however that ends; ranks of dgt's own launcher watch it themselves.
+
+    Called as early as can be: a torchrun that went before is not noticed.
+    """
+    own = MEETING_FILE in os.environ or sys.platform != "linux"
+    if not own and is_launched() and placement().launcher == "torchrun":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
