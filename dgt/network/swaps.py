@@ -197,7 +197,8 @@ def _best_swaps(
         return None  # a star: no two edges with four ends
     now = worth(edges[:, 0], edges[:, 1])
     gain = worth(a, c) + worth(b, d) - now[first] - now[second]
-    order = np.argsort(-np.round(gain / np.abs(gain).max(), 9), kind="stable")[: 20 * batch]
+    gain = np.round(gain / max(float(np.abs(gain).max()), 1e-300), 9)  # equal ones are equal on every machine
+    order = np.argsort(-gain, kind="stable")[: 20 * batch]
     taken: set[int] = set()
     keys = set(_keys(edges, n).tolist())
     changed = edges.copy()
