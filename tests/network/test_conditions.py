@@ -105,3 +105,13 @@ def test_step_condition_compares_the_gaps() -> None:
     found = conditions.step_condition(graph, vector)
     assert found.left == pytest.approx(1 - theory.rho_Lambda(graph, vector))
     assert found.right == pytest.approx((1 - theory.rho_J(graph)) / np.sqrt(vector.max()))
+
+
+def test_the_step_condition_as_printed_does_not_suffice_without_eta() -> None:
+    """phi_1 grows from its minimum to 1: at rho_J = 0.6, rho_Lambda = 0.9 Strategy I may take the larger step."""
+    most = ((1 - 0.6) / (1 - 0.9)) ** 2  # 1 - rho_Lambda = lambda_max^-1/2 (1 - rho_J)
+    one = theory.OnNetwork("I", 20, 0.6, most, 1.0, 0.1)
+    two = theory.OnNetwork("II", 20, 0.9, 1.0, 1.0, 0.1)
+    assert theory.step_limit(two, 1.0) < theory.step_limit(one, 1.0)
+    enough = theory.OnNetwork("II", 20, 1 - 0.1 * (1 + conditions.ETA), 1.0, 1.0, 0.1)
+    assert theory.step_limit(enough, 1.0) >= theory.step_limit(one, 1.0)
