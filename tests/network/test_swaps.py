@@ -70,7 +70,7 @@ def test_rings_stay_rings(n: int) -> None:
     assert degrees(ring) == [2] * n
 
 
-@pytest.mark.parametrize("n", [24, 140])
+@pytest.mark.parametrize("n", [24, 104])
 def test_the_seed_decides_alone_and_rounding_does_not(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processors round differently: eigenvalues off by a few units of the last place give the same graph."""
     vector = heavy_tailed(n)
