@@ -15,7 +15,7 @@ from dgt.network.mixing import strategy
 from dgt.node import Node
 from dgt.placement import Placement
 from dgt.problems.least_squares import LeastSquares, summarise
-from dgt.training.setup import network_of
+from dgt.training.setup import network_of, shared_network
 from dgt.training.trainer import train
 from tests.distributed.ranks import run_ranks
 
@@ -44,7 +44,7 @@ class TrainAll:
 
     def run(self, node: Node) -> list[list[tuple[int, dict]]]:
         for config in self.configs:
-            weights, graph = network_of(config, node.placement)
+            weights, graph = shared_network(config, node)
             rows: list[tuple[int, dict]] = []
             train(
                 config,
