@@ -201,7 +201,8 @@ def _rows(
 
 def _best(lines: Sequence[Line], metric: str, values: Callable[[Line], dict[str, Array]]) -> set[int]:
     """The best line of every objective, where there are several to choose from and it is known which way is better."""
-    if metric not in LOWER + HIGHER:
+    # nodes that disagree are each nearer to their own optimum: where gradients are known the loss is no merit
+    if metric not in LOWER + HIGHER or (metric == "loss" and any("grad_norm" in line.end for line in lines)):
         return set()
     blocks: dict[tuple[str, ...], dict[int, float]] = {}
     for k, line in enumerate(lines):

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dgt.report import style
 from dgt.report.groups import Array, Curve, Group, curve, grouped
@@ -127,7 +127,7 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
         above = part
     for panel in axes[-1]:
         panel.set_xlabel("iteration")
-    figure.suptitle(_header(grids, width), x=0.01, ha="left", fontsize=7, color=style.GREY)
+    style.header(figure, _what(grids))
     if width == style.COLUMN or max(map(len, labels)) * 9 / 72 > 1.2:
         for label in (label for found in labels for label in found):
             label.remove()
@@ -142,6 +142,14 @@ def _styles(lines: Sequence[str]) -> dict[str, dict[str, Any]]:
     names = list(dict.fromkeys(lines))
     if all(name.removeprefix("Strategy ") in style.STRATEGIES for name in names):
         return {name: style.STRATEGIES[name.removeprefix("Strategy ")] for name in names}
+    parts = {name: name.partition(", ") for name in names}
+    rest = list(dict.fromkeys(part[2] for part in parts.values()))
+    if len(rest) < len(names):  # both strategies of something else: its colour, the strategy's dashes
+        dashes = {f"Strategy {key}": look["linestyle"] for key, look in style.STRATEGIES.items()}
+        return {
+            name: {**style.line(rest.index(part[2])), "linestyle": dashes.get(part[0], ":")}
+            for name, part in parts.items()
+        }
     return {name: style.line(number) for number, name in enumerate(names)}
 
 
@@ -164,7 +172,7 @@ def _stripe(
         _panel(stripe[0, k], curves, measure, styles)
         words = verdict(curves, measure)
         if titled:
-            stripe[0, k].set_title(columns[k], pad=14 if words else 5)
+            stripe[0, k].set_title(columns[k], pad=13 if words else 5)
         stripe[0, k].text(0.5, 1.04, words, transform=stripe[0, k].transAxes, ha="center", fontsize=7, color=style.GREY)
         if measure.close_up:
             _close_up(stripe[1, k], curves, [c for found in shown.values() for c in found.values()], styles)
@@ -188,7 +196,7 @@ def _panel(panel: Axes, curves: Mapping[str, Curve], measure: Measure, styles: M
     if measure.logarithmic:
         panel.set_yscale("log", nonpositive="mask")
     if measure.higher_is_better:
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
 
 
 def _close_up(
@@ -219,7 +227,7 @@ def _moving_average(values: Array, window: int) -> Array:
 
 
 def _name_axes(stripe: Any, row: str, measure: Measure, several_rows: bool, several_measures: bool) -> None:
-    words = row.replace(", ", "\n") if several_rows else measure.label.replace(" ", "\n", 1)
+    words = row.replace(", ", "\n") if several_rows else textwrap.fill(measure.label, 16)
     stripe[0, 0].set_ylabel(words if not (several_rows and several_measures) else f"{row}\n{measure.label}")
     if measure.close_up:
         stripe[1, 0].set_ylabel("close-up")
@@ -238,8 +246,8 @@ def verdict(curves: Mapping[str, Curve], measure: Measure) -> str:
     return f"II {100 * abs(1 - two / one):.1f} % {word}" if one else ""
 
 
-def _header(grids: Sequence[Grid], width: float) -> str:
-    """What is drawn, and over how many seeds; a column has no room for it in one line."""
+def _what(grids: Sequence[Grid]) -> list[str]:
+    """What is drawn, and over how many seeds."""
     curves = [measured for grid in grids for lines in grid.cells.values() for measured in lines.values()]
     low, high = (choose(measured.values.shape[1] for measured in curves) for choose in (min, max))
     seeds = f"mean and {BAND[0]}\N{EN DASH}{BAND[1]} % band over {low if low == high else f'{low} to {high}'} seeds"
@@ -249,4 +257,4 @@ def _header(grids: Sequence[Grid], width: float) -> str:
         words.append("close-up: linear scale, moving average of the mean")
     if grids[0].unfinished:
         words.append(f"{grids[0].unfinished} unfinished left out")
-    return ("\n" if width == style.COLUMN else "; ").join(words)
+    return words

@@ -69,6 +69,17 @@ def line(number: int) -> dict[str, Any]:
     return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
 
 
+def header(figure: Figure, words: Sequence[str]) -> None:
+    """What the figure shows, small and grey above it, in as many lines as its width needs."""
+    title = figure.suptitle("", x=0.01, ha="left", fontsize=7, color=GREY)
+    lines: list[str] = []
+    for word in words:
+        title.set_text("; ".join([*lines[-1:], word]))
+        fits = lines and title.get_window_extent().width < 0.97 * figure.bbox.width
+        lines[-1:] = [title.get_text()] if fits else [*lines[-1:], word]
+    title.set_text("\n".join(lines))
+
+
 def light_grid(panel: Axes) -> None:
     panel.grid(which="major", color="#dddddd", linewidth=0.4)
     panel.set_axisbelow(True)
