@@ -36,7 +36,7 @@ def write_several(
     runs: Sequence[Run], shown: Sequence[Measure], stem: str | Path, width: float = style.PAGE
 ) -> list[Path]:
     """Several metrics of the same runs below each other, like the paper's loss and accuracy."""
-    grids = [grid for measure in shown if (grid := _grid(runs, measure)).cells]
+    grids = [grid for measure in shown if (grid := grid_of(runs, measure)).cells]
     if not grids:
         return []
     with style.applied():
@@ -64,7 +64,7 @@ class Grid:
         return list(dict.fromkeys(line for lines in self.cells.values() for line in lines))
 
 
-def _grid(runs: Sequence[Run], measure: Measure) -> Grid:
+def grid_of(runs: Sequence[Run], measure: Measure) -> Grid:
     grid = Grid(measure)
     for group in grouped(runs):
         measured = curve(group, measure.metric)
@@ -110,13 +110,15 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
     ]
     large = 1.5 if len(stripes) == 1 and abreast == 1 else 1.0
     heights = [large * h for grid, _, _ in stripes for h in ((1.1, 0.8) if grid.measure.close_up else (1.25,))]
-    figure = style.figure(
-        min(width, 0.9 + 1.6 * abreast + 0.75 * (abreast == 1)), sum(heights) + 0.14 * len(stripes) + 0.55
-    )
+    styles = _styles([line for grid in grids for line in grid.lines])
+    # names stand beside the last panel of a row; where there is no room for them, below all
+    beside = width == style.PAGE and len(styles) <= 9 * large
+    legend_rows = 0 if beside else -(-len(styles) // max(2, abreast))
+    height = sum(heights) + 0.14 * len(stripes) + 0.16 * legend_rows + 0.55
+    figure = style.figure(min(width, 0.9 + 1.6 * abreast + 0.75 * (abreast == 1)), height)
     axes = figure.subplots(
         len(heights), abreast, squeeze=False, sharex=True, sharey="row", gridspec_kw={"height_ratios": heights}
     )
-    styles = _styles([line for grid in grids for line in grid.lines])
     labels: list[list[Annotation]] = []
     at, above = 0, None
     for grid, row, part in stripes:
@@ -128,13 +130,13 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
     for panel in axes[-1]:
         panel.set_xlabel("iteration")
     style.header(figure, _what(grids))
-    if width == style.COLUMN or max(map(len, labels)) * 9 / 72 > 1.2:
+    if beside:
+        style.spread(figure, labels)
+    else:
         for label in (label for found in labels for label in found):
             label.remove()
         handles = [Line2D([], [], label=name, **look) for name, look in styles.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), abreast), frameon=False)
-    else:
-        style.spread(figure, labels)
+        figure.legend(handles=handles, loc="outside lower center", ncols=max(2, abreast), frameon=False)
     return figure
 
 
@@ -177,11 +179,15 @@ def _stripe(
         if measure.close_up:
             _close_up(stripe[1, k], curves, [c for found in shown.values() for c in found.values()], styles)
     last = max(shown)
-    ends = [
-        (name, float(np.nan_to_num(measured.late(0.9).mean())), str(styles[name]["color"]))
-        for name, measured in shown[last].items()
-    ]
+    ends = [(name, _end(measured), str(styles[name]["color"])) for name, measured in shown[last].items()]
     return style.end_labels(stripe[-1, last], ends)
+
+
+def _end(measured: Curve) -> float:
+    """Where a line ends: its mean over the last tenth, or what there was before it became no number."""
+    means = measured.values.mean(1)
+    known = means[np.isfinite(means)]
+    return float(known[-max(1, means.size // 10) :].mean()) if known.size else 0.0
 
 
 def _panel(panel: Axes, curves: Mapping[str, Curve], measure: Measure, styles: Mapping[str, Mapping[str, Any]]) -> None:

@@ -87,10 +87,10 @@ def light_grid(panel: Axes) -> None:
 
 def end_labels(panel: Axes, ends: Sequence[tuple[str, float, str]]) -> list[Annotation]:
     """The name of each line, in its colour, right of where it ends: (name, last value, colour)."""
-    right = panel.get_xlim()[1]
+    right, (low, high) = panel.get_xlim()[1], panel.get_ylim()
     return [
         panel.annotate(
-            name, (right, value), (3, 0), textcoords="offset points", va="center", color=colour,
+            name, (right, min(max(value, low), high)), (3, 0), textcoords="offset points", va="center", color=colour,
             fontsize=7, fontweight="bold", annotation_clip=False,
         )
         for name, value, colour in ends
