@@ -19,7 +19,7 @@ from dgt.bench.job import VARIANTS, BenchConfig, BenchJob
 from dgt.checks import ConfigError, build, check_range, documented, nearest
 from dgt.data import cifar10
 from dgt.launch import JoinOptions, LaunchError
-from dgt.network.spectral import gap_table
+from dgt.network.gaps import gap_table
 from dgt.placement import Placement
 from dgt.report import bench as bench_report
 from dgt.report import compare as compare_report
