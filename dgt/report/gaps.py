@@ -13,7 +13,7 @@ from dgt.checks import ConfigError
 from dgt.config import TopologyConfig
 from dgt.report import matrices, style
 
-Rows = Sequence[Mapping[str, Any]]  # of `network.spectral.gap_table`
+Rows = Sequence[Mapping[str, Any]]  # of `network.gaps.gap_table`
 MATRICES: dict[str, dict[str, Any]] = {
     "W": {"color": style.BLUE, "marker": "o"},
     "ds": {"color": style.VERMILLION, "marker": "s"},
@@ -42,7 +42,7 @@ def write(rows: Rows, directory: str | Path) -> list[Path]:
 
 
 def figure(rows: Rows, stem: str | Path) -> list[Path]:
-    """A panel per weights, a line per topology: dots are recomputed, rings published."""
+    """A panel per weights, a line per topology: filled marks are recomputed, outlines published."""
     panels = {row["weights"]: row["nodes"] for row in rows if row["weights"] != "uniform"}
     topologies = list(dict.fromkeys(row["topology"] for row in rows))
     with style.applied():
@@ -59,7 +59,7 @@ def figure(rows: Rows, stem: str | Path) -> list[Path]:
             panel.tick_params(axis="y", length=0)
         axes[0].set_yticks(range(len(topologies)), topologies)
         axes[0].set_ylim(len(topologies) - 0.5, -0.75)
-        picture.supxlabel("spectral gap   (dot: recomputed, ring: published)", fontsize=8)
+        picture.supxlabel("spectral gap   (filled: recomputed, outline: published)", fontsize=8)
         _name(axes[0], rows, next(iter(panels)))
         return style.save(picture, Path(stem))
 

@@ -12,7 +12,7 @@ import pytest
 from dgt.checks import ConfigError
 from dgt.config import TopologyConfig
 from dgt.network import graphs, weights
-from dgt.network.spectral import gap_table
+from dgt.network.gaps import gap_table
 from dgt.report import compare, figures, gaps, matrices, style
 from tests.report.crafted import IMAGES, compare_directory, run, runs
 
