@@ -14,10 +14,11 @@ from dgt.config import TopologyConfig
 from dgt.network import graphs
 from dgt.network.weights import PAPER, Weights, named
 from dgt.report import style
-from dgt.report.networks import graph_of
+from dgt.report.networks import graph_of, nodes_of
 from dgt.report.runs import Run
 
 Networks = Mapping[str, tuple[Weights, nx.Graph]]  # name of the weights -> weights and the graph drawn for them
+MOST = 256  # nodes; the blocks of larger networks could not be told apart
 BLOCKS = ListedColormap(["white", style.BLUE])
 
 
@@ -27,11 +28,13 @@ def papers(topology: TopologyConfig) -> Networks:
 
 
 def of_runs(runs: Sequence[Run]) -> Networks:
-    """The tailored graphs these runs were on, each once."""
+    """The tailored graphs these runs were on, each once; large ones are left out."""
     found: dict[str, tuple[Weights, nx.Graph]] = {}
     for run in runs:
         name = run.choice("weights")
-        if run.choice("topology") == "tailored" and name not in found and (network := graph_of(run)) is not None:
+        if run.choice("topology") != "tailored" or name in found or (nodes_of(run) or MOST) > MOST:
+            continue
+        if (network := graph_of(run)) is not None:
             found[name] = network
     return found
 

@@ -148,6 +148,8 @@ def test_an_unfinished_seed_is_left_out_and_said(tmp_path: Path) -> None:
     assert grid.cells["weights A, 16 nodes", "ring"]["Strategy II"].values.shape == (21, 2)
     with style.applied():
         assert "1 unfinished left out" in curves.draw([grid], style.PAGE).get_suptitle()
+        alone = curves.grid_of([run(seed=7, until=120), run(seed=8, until=90)], GRADIENT)
+        assert "2 unfinished, as far as they go" in curves.draw([alone], style.PAGE).get_suptitle()
 
 
 def test_values_that_are_no_numbers_or_zero_do_not_stop_the_drawing(tmp_path: Path) -> None:
