@@ -128,7 +128,7 @@ def test_accuracy_is_in_percent_and_higher_is_said_in_points() -> None:
 def test_whatever_else_differs_names_the_lines() -> None:
     found = [run(seed=seed, lr=lr, strategy=s) for seed in (0, 1) for lr in (0.01, 0.02) for s in ("I", "II")]
     grid = curves.grid_of(found, GRADIENT)
-    names = ["Strategy I, lr 0.01", "Strategy II, lr 0.01", "Strategy I, lr 0.02", "Strategy II, lr 0.02"]
+    names = ["Strategy I, lr 0.01", "Strategy I, lr 0.02", "Strategy II, lr 0.01", "Strategy II, lr 0.02"]
     assert grid.lines == names
     with style.applied():
         check_layout(curves.draw([grid], style.PAGE))
