@@ -114,9 +114,19 @@ def test_gap_files_hold_every_cell(rows: list[dict], tmp_path: Path) -> None:
     with (tmp_path / "new" / "gaps.csv").open(newline="") as file:
         stored = list(csv.DictReader(file))
     assert [float(row["gap"]) for row in stored] == [row["gap"] for row in rows]
-    table = (tmp_path / "new" / "gaps.md").read_text()
+    table = " ".join((tmp_path / "new" / "gaps.md").read_text().split())
     assert "| ring | 0.034 (0.034) | **0.053** (0.053) | 0.027 (0.027) |" in table
-    assert table.count(" (0.") == len(rows)
+    swapped = [row for row in rows if row.get("optimized")]
+    assert table.count(" (0.") == len(rows) + len(swapped)
+
+
+def test_optimized_graphs_stand_below_the_plain_ones(rows: list[dict], tmp_path: Path) -> None:
+    plain = [{key: value for key, value in row.items() if key not in ("optimized", "factor")} for row in rows]
+    wider = [row | {"optimized": 0.45, "factor": 1.4} if row["tailored_for"] == "A" else row for row in plain]
+    table = " ".join(gaps.markdown(wider).split())
+    assert table.index("| tailored for D |") < table.index("| optimized for A | **0.450** (0.311)")
+    assert "optimized for B" not in table
+    assert len(gaps.write(wider, tmp_path)) == 5
 
 
 def test_gaps_and_matrices_cannot_be_written_everywhere(rows: list[dict], tmp_path: Path) -> None:
