@@ -135,12 +135,13 @@ def compare(options: argparse.Namespace) -> None:
     comparison.start(directory, cells, seeds)
     for nodes, group in groups.items():
         launch.start_ranks(comparison.CompareJob(group, seeds, path), nodes, JoinOptions.from_config(group[0]))
-    rows = compare_report.summarise(path)
-    compare_report.write(rows, path, directory)
+    results = compare_report.runs_of(directory)
+    rows = compare_report.summarise(results)
+    compare_report.write(rows, results, directory)
     if options.json:
         print(json.dumps(rows, indent=2))
         return
-    print(compare_report.text(rows, path, len(seeds)))
+    print(compare_report.text(rows, results, len(seeds)))
     print(f"figure  {directory / 'figures' / 'compare.png'}\ndata    {path}")
 
 
@@ -183,6 +184,11 @@ def gaps(options: argparse.Namespace) -> None:
             )
     config = composing.compose(["topology=tailored", *options.overrides])
     rows = gap_table(config.laziness, config.topology.seed)
+    if options.figures:
+        from dgt.report import gaps as gaps_report  # matplotlib takes half a second to load
+
+        written = gaps_report.write_all(rows, config.topology, Path(options.figures))
+        tell(f"{options.figures} has {', '.join(path.name for path in written)}")
     print(json.dumps(rows, indent=2) if options.json else gap_lines(rows))
 
 
@@ -312,7 +318,9 @@ def _parser() -> argparse.ArgumentParser:
         "Strategy I against II over weights x topologies x seeds: table, CSV, figure",
     )
     _command(commands, "doctor", examine, "look at this host: versions, GPUs, network, memory, and two ranks that talk")
-    _command(commands, "gaps", gaps, "the paper's spectral-gap table, recomputed")
+    table_of_gaps = _command(commands, "gaps", gaps, "the paper's spectral-gap table, recomputed")
+    drawn = "write the table (Markdown, CSV), its figure and the tailored graphs' adjacency matrices there"
+    table_of_gaps.add_argument("--figures", metavar="DIR", help=drawn)
     _command(commands, "data", data, "fetch and verify a data set, once per host")
     _command(commands, "bench", bench, "what an iteration costs: compute, DDP, naive exchange, dgt; on the same ranks")
     page = _command(commands, "report", report, "one self-contained page, figures and tables of runs", "RUN")
