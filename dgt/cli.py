@@ -22,6 +22,7 @@ from dgt.launch import JoinOptions, LaunchError
 from dgt.network.gaps import PUBLISHED, gap_rows
 from dgt.placement import Placement
 from dgt.report import bench as bench_report
+from dgt.report import command as reporting
 from dgt.report import compare as compare_report
 from dgt.report.tables import gap_lines, table
 from dgt.runs import prepared, run_here, tell
@@ -293,6 +294,13 @@ def _write_bench(
         print(f"{words}\nfigure  {directory / 'figures' / figure}.png\ndata    {directory / 'bench.json'}")
 
 
+def report(options: argparse.Namespace) -> None:
+    """The page, figures and tables of runs."""
+    paths, out = reporting.parse(options.overrides)
+    written = reporting.follow(paths, out) if options.follow else reporting.write(paths, out)
+    print(json.dumps([str(path) for path in written], indent=2) if options.json else "\n".join(map(str, written)))
+
+
 class _Parser(argparse.ArgumentParser):
     """Tells mistakes like all others, in one line."""
 
@@ -323,6 +331,8 @@ def _parser() -> argparse.ArgumentParser:
     table_of_gaps.add_argument("--figures", metavar="DIR", help=drawn)
     _command(commands, "data", data, "fetch and verify a data set, once per host")
     _command(commands, "bench", bench, "what an iteration costs: compute, DDP, naive exchange, dgt; on the same ranks")
+    page = _command(commands, "report", report, "one self-contained page, figures and tables of runs", "RUN")
+    page.add_argument("--follow", action="store_true", help="refresh the page while a run goes on, until it ends")
     program = commands.add_parser("run", help="run a program of your own as every node", description=RUN_HELP)
     program.add_argument("-n", dest="nodes", type=int, required=True, metavar="NODES", help="how many ranks to start")
     program.add_argument("program", metavar="PROGRAM.py")
@@ -334,7 +344,9 @@ def _parser() -> argparse.ArgumentParser:
 RUN_HELP = "Start NODES ranks on this host, each running PROGRAM.py, which joins the network with dgt.join()."
 
 
-def _command(commands: typing.Any, name: str, run: typing.Any, help_: str) -> argparse.ArgumentParser:
+def _command(
+    commands: typing.Any, name: str, run: typing.Any, help_: str, takes: str = "key=value"
+) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help_,
@@ -344,7 +356,7 @@ def _command(commands: typing.Any, name: str, run: typing.Any, help_: str) -> ar
     )
     if name == "data":
         command.add_argument("data_set", choices=["cifar10"], metavar="cifar10")
-    command.add_argument("overrides", nargs="*", metavar="key=value", help="settings, listed below")
+    command.add_argument("overrides", nargs="*", metavar=takes, help="settings, listed below")
     if name in ("train", "compare"):
         command.add_argument("--config-dir", metavar="DIR", help="a folder with config groups of your own")
     command.add_argument("--json", action="store_true", help="print JSON in place of text")
@@ -358,6 +370,7 @@ EXAMPLES = {
     "doctor": "srun --nodes 4 --ntasks-per-node 1 dgt doctor",
     "gaps": "dgt gaps laziness=0.5",
     "data": "dgt data cifar10 root=/scratch/data",
+    "report": "dgt report runs/20260101-120000-least_squares-A-ring-II",
     "bench": "dgt bench preset=resnet18 topology=exponential nodes=4",
 }
 
@@ -370,6 +383,13 @@ def _key_help(command: str) -> str:
             "settings:",
             "  laziness: 0.3        # epsilon",
             "  topology.seed: 0     # which draw of the tailored graphs",
+        ]
+    elif command == "report":
+        lines += [
+            "RUN is a run directory, a sweep, or a folder that holds runs; several are compared on one page.",
+            "",
+            "settings:",
+            "  out: null         # the page; null: RUN/report.html, or ./report.html for several runs",
         ]
     elif command == "doctor":
         lines += ["Alone it looks at this host. Under torchrun or srun it looks at all hosts and lets ranks talk."]

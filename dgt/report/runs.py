@@ -241,15 +241,15 @@ def _failures(path: Path, environment: Record, notes: list[str]) -> list[Failure
         starts = sorted(entry for entry in (path / FOLDER).iterdir() if entry.is_dir())
     except OSError:
         return []
+    if not starts or starts[-1].name < str(environment.get("start", "")):
+        return []
     found = []
-    for file in sorted(starts[-1].glob("rank-*.json")) if starts else []:
+    for file in sorted(starts[-1].glob("rank-*.json")):
         try:
             found.append(Failure(**json.loads(file.read_text(encoding="utf-8"))))
         except (OSError, ValueError, TypeError):
             notes.append(f"{file.relative_to(path)} is damaged: left out")
-    started = environment.get("started_at")
-    since = float(started) if is_number(started) else -math.inf
-    return [failure for failure in found if failure.time >= since]
+    return found
 
 
 def _state(run: Run) -> str:
@@ -257,17 +257,13 @@ def _state(run: Run) -> str:
     last = run.records[-1]["iteration"] if run.records else -1
     final = run.summary.get("final")
     ended_at = final.get("iteration") if isinstance(final, dict) else None
-    if (
-        run.summary
-        and (ended_at is None or ended_at >= last)
-        and run.summary.get("iterations") in (None, run.iterations)
-    ):
+    as_wanted = run.summary.get("iterations") in (None, run.iterations)  # else it was made longer since
+    if run.summary and as_wanted and (ended_at is None or ended_at >= last):
         return FINISHED
     if run.failures:
         return FAILED
-    stops = [event for event in run.events if event.get("event") == "stopped" and event["iteration"] >= last]
-    started = run.environment.get("started_at", -math.inf)
-    if stops and stops[-1].get("time", 0) >= started:
+    stops = [event for event in run.events if event.get("event") == "stopped"]
+    if stops and stops[-1]["iteration"] >= last and stops[-1].get("start") == run.environment.get("start"):
         return STOPPED
     return GOING_ON if _age(run) < SILENCE else SILENT
 

@@ -105,6 +105,9 @@ def test_the_graphs_drawn_are_those_of_the_runs() -> None:
     expected = graphs.from_config(TopologyConfig(name="tailored", seed=5), weights.named("A"))
     assert nx.utils.graphs_equal(graph, expected)
     assert matrices.of_runs([run("data_size", "tailored")]) == {}
+    other.networks = [{"nodes": [0, 1, 2], "weights": [1.5, 1.0, 0.5], "edges": [[0, 1], [1, 2]]}]
+    ((lambdas, graph),) = matrices.of_runs([other]).values()
+    assert (lambdas.tolist(), sorted(graph.edges)) == ([1.5, 1.0, 0.5], [(0, 1), (1, 2)]), "what was recorded counts"
     assert matrices.of_runs([run("uniform", "tailored", nodes=20_000)]) == {}, "blocks too small to be seen"
 
 
