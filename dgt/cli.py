@@ -297,8 +297,22 @@ def _write_bench(
 def report(options: argparse.Namespace) -> None:
     """The page, figures and tables of runs."""
     paths, out = reporting.parse(options.overrides)
-    written = reporting.follow(paths, out) if options.follow else reporting.write(paths, out)
-    print(json.dumps([str(path) for path in written], indent=2) if options.json else "\n".join(map(str, written)))
+    if options.follow:
+        reporting.follow(paths, out)
+    progress: list[Progress] = []
+
+    def advance(done: int, of: int, name: str) -> None:
+        if not progress:
+            progress.append(Progress(of, "figures", lines=1, unit="figure"))
+        progress[0].update(done, {})
+
+    written, words = reporting.write(paths, out, advance)
+    for bar in progress:
+        bar.close()
+    if options.json:
+        print(json.dumps([str(path) for path in written], indent=2))
+    else:
+        print("\n\n".join(part for part in (words, f"page    {written[0]}") if part))
 
 
 class _Parser(argparse.ArgumentParser):

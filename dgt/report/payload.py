@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from dgt.report import verdict as verdicts
-from dgt.report.groups import choices
+from dgt.report.groups import choices, differing
 from dgt.report.layout import positions
 from dgt.report.measures import BY_METRIC, main
-from dgt.report.runs import GOING_ON, SILENT, Record, Run, is_number
+from dgt.report.runs import FINISHED, GOING_ON, SILENT, Record, Run, is_number
 
 CURVE_NUMBERS = 60_000  # in all curves together
 NODE_NUMBERS = 120_000  # in all measurements of single nodes
 DRAWN = 300  # nodes; larger networks are shown as dots over their weights
 ROW_NUMBERS = 40_000  # entries of W
-MOST_RUNS = 60
+MOST_SHOWN = 60  # lines
 
 UNITS = {
     "seconds": ("training time", "s"),
@@ -40,16 +40,17 @@ OF_NODES = {
 
 def payload(runs: Sequence[Run], live: bool = False) -> Record:
     """Everything the page needs; `live` says that it is to look again for a newer version of itself."""
-    shown = list(runs[:MOST_RUNS])
-    metrics = list(dict.fromkeys(name for run in shown for name in run.metrics))
+    kinds = entries(runs)
+    shown = kinds[:MOST_SHOWN]
+    metrics = list(dict.fromkeys(name for runs_ in shown for run in runs_ for name in run.metrics))
     found = verdicts.verdict(runs)
-    notes = []
-    if len(runs) > len(shown):
-        notes.append(f"{len(runs)} runs: the first {len(shown)} are shown.")
+    notes = [f"{len(kinds)} lines would not be told apart: the first {len(shown)} are shown"] * (
+        len(kinds) > len(shown)
+    )
     points = max(40, CURVE_NUMBERS // max(1, len(shown) * len(metrics)))
     numbers = NODE_NUMBERS // max(1, len(shown))
     names = _names(shown)
-    of_runs = [_run(run, name, points, numbers) for run, name in zip(shown, names, strict=True)]
+    of_runs = [_entry(kind, name, points, numbers) for kind, name in zip(shown, names, strict=True)]
     for one, style in zip(of_runs, _styles(shown), strict=True):
         one |= style
     return {
@@ -61,35 +62,46 @@ def payload(runs: Sequence[Run], live: bool = False) -> Record:
         "metrics": [_metric(name) for name in metrics],
         "metric": main(metrics).metric if metrics else None,
         "nodeMetrics": {name: {"title": title, "unit": unit} for name, (title, unit) in OF_NODES.items()},
+        "count": len(runs),
         "runs": of_runs,
         "config": _config(shown, names),
     }
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """As short as they can be and still tell the runs apart."""
-    for names in ([run.label for run in runs], [f"{run.label}, seed {run.choice('seed')}" for run in runs]):
-        if len(set(names)) == len(names) and "?" not in " ".join(names):
-            return names
-    labels = [run.label for run in runs]
-    names = [
-        label if labels.count(label) == 1 and "?" not in label else run.name
-        for label, run in zip(labels, runs, strict=True)
-    ]
-    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
+def entries(runs: Sequence[Run]) -> list[list[Run]]:
+    """What the page shows as one: finished runs that differ in their seed only, and every other run by itself."""
+    found: dict[object, list[Run]] = {}
+    for number, run in enumerate(runs):
+        alike = run.state == FINISHED and run.records
+        key = tuple(sorted(choices(run).items())) if alike else number
+        found.setdefault(key, []).append(run)
+    return list(found.values())
 
 
-def _styles(runs: Sequence[Run]) -> list[Record]:
-    """A colour for runs that differ in their seed only, and dashes for Strategy I, as in the figures.
+def _names(shown: Sequence[list[Run]]) -> list[str]:
+    """'A ring II', and what else it takes to tell entries apart: settings, else the name of the directory."""
+    labels = [runs[0].label for runs in shown]
+    settings = [choices(runs[0]) | {"seed": _seeds(runs)} for runs in shown]
+    names = []
+    for runs, label, own in zip(shown, labels, settings, strict=True):
+        alike = [theirs for theirs, other in zip(settings, labels, strict=True) if other == label]
+        more = [f"{key} {own.get(key, '-')}" for key in differing(alike)]
+        name = ", ".join([label, *more])
+        names.append(runs[0].name if "?" in label or len(more) > 2 else name)
+    twice = {name for name in names if names.count(name) > 1}
+    return [f"{name} ({number})" if name in twice else name for number, name in enumerate(names, 1)]
 
-    Two strategies alone have the figures' colours.
-    """
-    strategies = [run.choice("strategy") for run in runs]
-    kinds = [tuple(sorted(choices(run).items())) for run in runs]
-    colours = {kind: number % 8 for number, kind in enumerate(dict.fromkeys(kinds))}
-    if len(colours) == 2 and set(strategies) == {"I", "II"}:
-        colours = {kind: int(name == "I") for kind, name in zip(kinds, strategies, strict=True)}
-    return [{"colour": colours[kind], "dashed": name == "I"} for kind, name in zip(kinds, strategies, strict=True)]
+
+def _seeds(runs: Sequence[Run]) -> str:
+    return ", ".join(run.choice("seed") for run in runs)
+
+
+def _styles(shown: Sequence[list[Run]]) -> list[Record]:
+    """A colour each, and dashes for Strategy I, as in the figures; two strategies alone have the figures' colours."""
+    strategies = [runs[0].choice("strategy") for runs in shown]
+    if sorted(strategies) == ["I", "II"]:
+        return [{"colour": int(name == "I"), "dashed": name == "I"} for name in strategies]
+    return [{"colour": number % 8, "dashed": name == "I"} for number, name in enumerate(strategies)]
 
 
 def _metric(name: str) -> Record:
@@ -98,32 +110,32 @@ def _metric(name: str) -> Record:
     return {"name": name, "title": title, "unit": unit, "log": measure is not None and measure.logarithmic}
 
 
-def _run(run: Run, name: str, points: int, numbers: int) -> Record:
-    records = _thinned(run.records, points)
-    notes = list(run.notes)
-    if len(records) < len(run.records):
-        notes.append(f"curves show {len(records)} of {len(run.records)} evaluations, evenly spread")
+def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
+    """One line of the curves; of several seeds their mean and spread, and the network of the first."""
+    run = runs[0]
+    notes = list(dict.fromkeys(note for one in runs for note in one.notes))
     networks = [_network(network, run.choice("topology"), notes) for network in run.networks]
     _stay_in_place(networks)
     nodes = _nodes(run, numbers, notes)
-    if not run.networks:
-        notes.append("no network.json: the graph and its mixing rows are not known")
+    curves = _curves(runs, points, notes)
     reason = run.reason
-    return {
+    return curves | {
         "name": name,
         "label": run.label,
-        "title": verdicts.title(run),
+        "strategy": run.choice("strategy"),
         "path": str(run.path),
+        "seeds": len(runs),
         "state": "not finished" if run.state == SILENT else run.state,
-        "fate": verdicts.fate(run),
         "notes": list(dict.fromkeys(notes)),
-        "iterations": [record["iteration"] for record in records],
         "wanted": run.iterations,
-        "values": {metric: [_number(record.get(metric)) for record in records] for metric in run.metrics},
         "networks": networks,
         "nodes": nodes,
         "environment": {key: value for key, value in run.environment.items() if key != "start" and value != ""},
-        "events": [{"iteration": event["iteration"], "words": str(event.get("words", ""))} for event in run.events],
+        "events": [
+            {"iteration": event["iteration"], "words": str(event.get("words", ""))}
+            for one in runs
+            for event in one.events
+        ],
         "failures": [
             {"rank": note.rank, "host": note.host, "reason": note.reason, "first": note is reason}
             for note in run.failures
@@ -133,7 +145,29 @@ def _run(run: Run, name: str, points: int, numbers: int) -> Record:
     }
 
 
-def _thinned(records: list[Record], most: int) -> list[Record]:
+def _curves(runs: list[Run], points: int, notes: list[str]) -> Record:
+    """Means over the seeds, and where there are several the 10 and 90 % quantiles."""
+    iterations = sorted({record["iteration"] for run in runs for record in run.records})
+    kept = _thinned(iterations, points)
+    if len(kept) < len(iterations):
+        notes.append(f"curves show {len(kept)} of {len(iterations)} evaluations, evenly spread")
+    values: dict[str, list[float | None]] = {}
+    bands: dict[str, list[list[float | None]]] = {}
+    for metric in dict.fromkeys(name for run in runs for name in run.metrics):
+        by_iteration: dict[int, list[float]] = {}
+        for run in runs:
+            for at, value in run.curve(metric):
+                by_iteration.setdefault(at, []).append(value)
+        values[metric] = [_number(float(np.mean(by_iteration[at]))) if at in by_iteration else None for at in kept]
+        if len(runs) > 1:
+            bands[metric] = [
+                [_number(float(np.percentile(by_iteration[at], q))) if at in by_iteration else None for at in kept]
+                for q in (10, 90)
+            ]
+    return {"iterations": kept, "values": values, "bands": bands}
+
+
+def _thinned(records: list[Any], most: int) -> list[Any]:
     """Evenly spread, first and last kept."""
     if len(records) <= most:
         return records
@@ -204,9 +238,9 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _config(runs: Sequence[Run], names: Sequence[str]) -> Record:
+def _config(shown: Sequence[list[Run]], names: Sequence[str]) -> Record:
     """Every key, whether the runs differ in it, and its value in each run."""
-    configs = [choices(run) | {"seed": run.choice("seed")} for run in runs]
+    configs = [choices(runs[0]) | {"seed": _seeds(runs)} for runs in shown]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     differ = {key for key in keys if len({config.get(key) for config in configs}) > 1}
     rows = [[key, key in differ, *(config.get(key, "") for config in configs)] for key in keys]

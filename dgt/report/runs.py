@@ -100,11 +100,15 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def find(paths: Sequence[str | Path]) -> list[Run]:
     """All runs in these run directories, sweeps or folders of runs; an error if there are none."""
-    runs, comparisons = search(paths)
+    runs, _ = search(paths)
     if not runs:
-        hint = "only a comparison of `dgt compare`" if comparisons else "no run"
-        raise ConfigError(f"{' '.join(map(str, paths))}: {hint} in there; a run directory holds {METRICS}")
+        raise nothing_in(paths)
     return [read(path) for path in runs]
+
+
+def nothing_in(paths: Sequence[str | Path]) -> ConfigError:
+    """What to say where there is nothing to show at all."""
+    return ConfigError(f"{' '.join(map(str, paths))}: no run in there; a run directory holds {METRICS}")
 
 
 def search(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:

@@ -21,8 +21,10 @@ function drawCurves(data, state) {
   const plot = byId("plot"), metric = data.metrics.find((one) => one.name === state.metric);
   const shown = data.runs.filter((run, k) => !state.hidden.includes(k) && metric && run.values[metric.name]);
   const usable = (value) => isNumber(value) && (!state.log || value > 0);
-  const all = shown.flatMap((run) => run.values[metric.name].filter(usable));
-  const span = range(all), along = range(shown.flatMap((run) => run.iterations));
+  const last = Math.max(...shown.flatMap((run) => run.iterations)), first = state.part * last;
+  const all = shown.flatMap((run) => [run.values[metric.name], ...(run.bands[metric.name] || [])].flatMap(
+    (values) => values.filter((value, k) => usable(value) && run.iterations[k] >= first)));
+  const span = range(all), along = range(shown.flatMap((run) => run.iterations.filter((at) => at >= first)));
   if (!span) {
     const why = all.length || !shown.length ? "Nothing to show: no run is chosen, or none has measured anything."
       : state.log ? "No positive values: switch the logarithmic scale off." : "No finite values.";
@@ -39,9 +41,11 @@ function drawCurves(data, state) {
   if (!state.log && span[0] >= 0) low = Math.max(low, 0);
   if (low === high) [low, high] = [low / 2, high * 2];
   const x = scale(along[0], along[1], margin.left, width - margin.right);
+  x.first = along[0];
   const y = scale(low, high, height - margin.bottom, margin.top, state.log);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": "true" });
   drawAxes(picture, { x, y, low, high, along, width, height, margin, log: state.log, title: titled(metric) });
+  for (const run of shown) picture.append(band(run, metric.name, x, y, usable));
   for (const run of shown) picture.append(line(run, metric.name, x, y, usable), ...points(run, metric.name, x, y, usable));
   if (labelled) drawLabels(picture, shown, metric.name, y, usable, { width, height, margin });
   const cursor = svg("g", { visibility: "hidden" });
@@ -51,6 +55,7 @@ function drawCurves(data, state) {
   follow(plot, { shown, metric, x, y, width, height, margin, along, cursor, tip, usable });
 }
 
+const inView = (iteration, x) => iteration >= x.first;
 const titled = (metric) => (metric.unit ? `${metric.title}, ${metric.unit}` : metric.title);
 
 function drawAxes(picture, box) {
@@ -75,10 +80,19 @@ function drawAxes(picture, box) {
   );
 }
 
+/** The 10 to 90 % band over the seeds of a run that has several. */
+function band(run, metric, x, y, usable) {
+  const [low, high] = run.bands[metric] || [[], []];
+  const kept = run.iterations.map((_, k) => k).filter((k) => usable(low[k]) && usable(high[k]) && inView(run.iterations[k], x));
+  const place = (k, values) => `${x(run.iterations[k]).toFixed(1)} ${y(values[k]).toFixed(1)}`;
+  const path = [...kept.map((k) => place(k, high)), ...kept.reverse().map((k) => place(k, low))].join("L");
+  return svg("path", { d: path ? `M${path}Z` : "", fill: colourOf(run), opacity: 0.15 });
+}
+
 /** Where there are few values, a dot each: a run that failed early has no line. */
 function points(run, metric, x, y, usable) {
   if (run.iterations.length > 5) return [];
-  return run.values[metric].flatMap((value, k) => (usable(value)
+  return run.values[metric].flatMap((value, k) => (usable(value) && inView(run.iterations[k], x)
     ? [svg("circle", { cx: x(run.iterations[k]), cy: y(value), r: 4, fill: colourOf(run) })] : []));
 }
 
@@ -86,7 +100,7 @@ function points(run, metric, x, y, usable) {
 function line(run, metric, x, y, usable) {
   let path = "", pen = false;
   run.values[metric].forEach((value, k) => {
-    if (!usable(value)) { pen = false; return; }
+    if (!usable(value) || !inView(run.iterations[k], x)) { pen = false; return; }
     path += `${pen ? "L" : "M"}${x(run.iterations[k]).toFixed(1)} ${y(value).toFixed(1)}`;
     pen = true;
   });
@@ -116,7 +130,7 @@ function drawLabels(picture, shown, metric, y, usable, box) {
 
 /** A line at the nearest iteration and the values of all runs there: by pointer, touch or arrow keys. */
 function follow(plot, view) {
-  const steps = [...new Set(view.shown.flatMap((run) => run.iterations))].sort((a, b) => a - b);
+  const steps = [...new Set(view.shown.flatMap((run) => run.iterations))].filter((at) => inView(at, view.x)).sort((a, b) => a - b);
   let chosen = steps.length - 1;
   const hide = () => { view.tip.hidden = true; view.cursor.setAttribute("visibility", "hidden"); };
   const show = (k) => { chosen = k; showValues(view, steps[k]); };
@@ -150,7 +164,7 @@ function showValues(view, at) {
   );
   cursor.setAttribute("visibility", "visible");
   const rows = found.map(({ run, value }) => make("tr", {},
-    make("td", {}, swatch(run)), make("td", {}, run.name), make("td", {}, words(value, metric.unit))));
+    make("td", {}, swatch(run)), make("td", {}, run.name), make("td", {}, words(value, metric.unit) + (run.seeds > 1 ? ` (${run.seeds} seeds)` : ""))));
   tip.replaceChildren(make("b", {}, `iteration ${at}`), make("table", {}, make("tbody", {}, ...rows)));
   tip.hidden = false;
   const place = x(at) / width * tip.parentElement.clientWidth, room = tip.offsetWidth + 14;

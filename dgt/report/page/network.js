@@ -121,7 +121,7 @@ function drawRow({ run, network, values, metric, state, choose }) {
     const shown = [...own, ...(others.length > MOST_BARS ? [...others].sort((a, b) => b[1] - a[1]).slice(0, MOST_BARS) : others)];
     const longest = Math.max(...shown.map(([, weight]) => weight));
     parts.push(
-      make("p", { class: "hint" }, `Its row of W: how much of whose model it takes at every step${run.label.endsWith("?") ? "" : ` under Strategy ${run.label.split(" ").pop()}`}. The row sums to 1.`),
+      make("p", { class: "hint" }, `Its row of W: how much of whose model it takes at every step${run.strategy === "?" ? "" : ` under Strategy ${run.strategy}`}. The row sums to 1.`),
       make("div", { class: "rowbars", style: "margin-top:10px" }, ...shown.flatMap(([j, weight]) => [
         j === i ? make("span", {}, "itself") : make("button", { type: "button", onclick: () => choose(network.names[j]) }, `node ${network.names[j]}`),
         make("i", { class: j === i ? "own" : null, style: `width:${100 * weight / longest}%` }),

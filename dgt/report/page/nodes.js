@@ -14,14 +14,17 @@ function drawNodes(data, state, choose) {
     const values = valuesOf(moment, metric.name), found = range(values);
     const said = make("p", {}, found ? `${words(found[0], metric.unit)} to ${words(found[1], metric.unit)}` : "not measured");
     const tell = (i) => { said.textContent = i === null ? "" : `node ${network.names[i]}: ${words(values[i], metric.unit)}, lambda ${words(network.weights[i])}`; };
-    const picture = many ? dots(network.weights, values, network.names, state.node, choose, 470, 210)
+    const picture = many ? dots(network.weights, values, network.names, state.node, choose, panelWidth(), 210)
       : bars(values, network.names, state.node, choose, tell);
     return make("div", { "data-metric": metric.name }, make("h3", {}, titled(metric)), said, picture);
   }));
 }
 
+/** Drawn at the size it is shown, so that letters keep theirs. */
+const panelWidth = () => { const room = byId("bars").clientWidth; return room >= 836 ? (room - 36) / 2 : Math.max(room, 200); };
+
 function bars(values, names, chosen, choose, tell) {
-  const width = 470, height = 150, left = 44, bottom = 20, n = names.length, found = range([0, ...values]);
+  const width = panelWidth(), height = 150, left = 44, bottom = 20, n = names.length, found = range([0, ...values]);
   const y = scale(found[0], found[1] || 1, height - bottom, 8), step = (width - left) / n;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "bars by node" });
   for (const tick of ticks(found[0], found[1] || 1, 4)) {

@@ -2,7 +2,7 @@
 
 const data = JSON.parse(byId("data").textContent);
 
-const state = { metric: data.metric, log: null, hidden: [], run: 0, colour: "loss", at: null, fixed: false, node: 0 };
+const state = { metric: data.metric, log: null, part: 0, hidden: [], run: 0, colour: "loss", at: null, fixed: false, node: 0 };
 
 function recall() {
   try {
@@ -31,6 +31,7 @@ function drawTools() {
   const run = data.runs[state.run], steps = run.nodes.iterations, moment = momentOf(run, state);
   options("metric", data.metrics.map((metric) => [metric.name, titled(metric)]), state.metric);
   byId("log").checked = state.log;
+  byId("part").value = String(state.part);
   options("run", data.runs.map((one, k) => [k, one.name]), state.run);
   byId("run-label").hidden = data.runs.length < 2;
   options("colour", nodeMetrics(run, data).map((metric) => [metric.name, titled(metric)]), state.colour);
@@ -92,6 +93,7 @@ byId("metric").onchange = (event) => {
   drawAll();
 };
 byId("log").onchange = (event) => { state.log = event.target.checked; drawAll(); };
+byId("part").onchange = (event) => { state.part = Number(event.target.value); drawAll(); };
 byId("run").onchange = (event) => { state.run = Number(event.target.value); remember(); recall(); drawNodesAndNetwork(); };
 byId("colour").onchange = (event) => { state.colour = event.target.value; drawNodesAndNetwork(); };
 byId("node").onchange = (event) => choose(Number(event.target.value));
@@ -108,7 +110,7 @@ drawAll();
 
 let width = window.innerWidth;
 window.addEventListener("resize", () => {
-  if (window.innerWidth !== width) { width = window.innerWidth; drawCurves(data, state); }
+  if (window.innerWidth !== width) { width = window.innerWidth; drawCurves(data, state); drawNodes(data, state, choose); }
 });
 window.addEventListener("beforeprint", () => drawCurves(data, state));
 

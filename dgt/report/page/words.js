@@ -1,8 +1,8 @@
 // What is told in words: the verdict, remarks, settings, events, environment.
 
 function tellHead(data) {
-  const one = data.runs.length === 1 ? data.runs[0] : null;
-  byId("kicker").textContent = one ? `dgt report · ${one.path}` : `dgt report · ${data.runs.length} runs`;
+  const one = data.count === 1 ? data.runs[0] : null;
+  byId("kicker").textContent = one ? `dgt report · ${one.path}` : `dgt report · ${data.count} runs`;
   byId("headline").textContent = data.headline;
   if (one) {
     byId("state").textContent = data.live && !one.ended ? "going on · refreshes itself" : one.state;
@@ -13,7 +13,7 @@ function tellHead(data) {
   }
   byId("details").replaceChildren(
     ...(one ? one.failures.filter((failure) => failure.first).map(reason) : []), ...data.details.map((line) => make("p", {}, line)));
-  const notes = [...data.notes.map((words) => [null, words]), ...data.runs.flatMap((run) => run.notes.map((words) => [one ? null : run.name, words]))];
+  const notes = [...data.notes.map((words) => [null, words]), ...data.runs.flatMap((run) => run.notes.map((words) => [data.runs.length > 1 ? run.name : null, words]))];
   byId("notes").hidden = !notes.length;
   byId("notes").replaceChildren(...notes.map(([who, words]) => make("li", {}, who ? make("b", {}, `${who}: `) : null, words)));
   byId("footer").textContent = `Made by dgt report at ${data.made}. This file needs no network and no other file.`;
