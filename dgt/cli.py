@@ -312,7 +312,11 @@ def report(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([str(path) for path in written], indent=2))
     else:
-        print("\n\n".join(part for part in (words, f"page    {written[0]}") if part))
+        beside = written[0].parent
+        places = [f"page    {written[0]}"]
+        if words:
+            places += [f"tables  {beside / 'table.md'}, table.csv", f"figures {beside / 'figures'}"]
+        print("\n\n".join(part for part in (words, "\n".join(places)) if part))
 
 
 class _Parser(argparse.ArgumentParser):
