@@ -154,7 +154,10 @@ def read(path: str | Path) -> Run:
         notes.append(f"{METRICS} has no complete line yet: nothing was measured so far")
     run.nodes = _lines(path / "nodes.jsonl", notes)
     run.events = _lines(path / "events.jsonl", notes, in_order=False)
-    run.networks = [network for network in _json(path, "network.json", notes, list) if _is_network(network)]
+    networks = _json(path, "network.json", notes, list)
+    run.networks = [network for network in networks if _is_network(network)]
+    if len(run.networks) < len(networks):
+        notes.append("network.json does not fit together: left out")
     run.summary = _json(path, "summary.json", notes, dict)
     run.environment = _json(path, "environment.json", notes, dict)
     run.failures = _failures(path, run.environment, notes)
@@ -228,14 +231,17 @@ def _is_network(found: object) -> bool:
     if not (isinstance(names, list) and isinstance(weights, list) and isinstance(degrees, list)):
         return False
     n, edges, rows = len(names), found.get("edges") or [], found.get("mixing") or []
-    ends = [end for edge in edges for end in edge] if all(isinstance(edge, list) for edge in edges) else [-1]
+    if not (isinstance(edges, list) and isinstance(rows, list)):
+        return False
+    pairs = all(isinstance(edge, list) and len(edge) == 2 for edge in edges)
     return (
         len(weights) == len(degrees) == n > 0
         and all(is_number(value) and math.isfinite(value) for value in [*weights, *degrees])
-        and all(isinstance(end, int) and 0 <= end < n for end in ends)
-        and all(len(edge) == 2 for edge in edges)
+        and pairs
+        and all(isinstance(end, int) and 0 <= end < n for edge in edges for end in edge)
         and len(rows) in (0, n)
         and all(isinstance(row, dict) for row in rows)
+        and all(j.isdecimal() and int(j) < n and is_number(weight) for row in rows for j, weight in row.items())
     )
 
 
@@ -292,9 +298,8 @@ def _remarks(run: Run) -> list[str]:
     for metric in run.metrics:
         bad = [record["iteration"] for record in run.records if not _is_sound(record.get(metric, 0.0))]
         if bad:
-            words.append(
-                f"{metric} is no finite number at {len(bad)} of {len(run.records)} evaluations, from {bad[0]} on"
-            )
+            often = f"{len(bad)} of {len(run.records)} evaluations, first at iteration {bad[0]}"
+            words.append(f"{metric} is not a finite number in {often}")
     return words
 
 
