@@ -22,6 +22,7 @@ from dgt.launch import JoinOptions, LaunchError
 from dgt.network.gaps import PUBLISHED, gap_rows
 from dgt.placement import Placement
 from dgt.report import bench as bench_report
+from dgt.report import command as reporting
 from dgt.report import compare as compare_report
 from dgt.report.tables import gap_lines, table
 from dgt.runs import prepared, run_here, tell
@@ -134,12 +135,13 @@ def compare(options: argparse.Namespace) -> None:
     comparison.start(directory, cells, seeds)
     for nodes, group in groups.items():
         launch.start_ranks(comparison.CompareJob(group, seeds, path), nodes, JoinOptions.from_config(group[0]))
-    rows = compare_report.summarise(path)
-    compare_report.write(rows, path, directory)
+    results = compare_report.runs_of(directory)
+    rows = compare_report.summarise(results)
+    compare_report.write(rows, results, directory)
     if options.json:
         print(json.dumps(rows, indent=2))
         return
-    print(compare_report.text(rows, path, len(seeds)))
+    print(compare_report.text(rows, results, len(seeds)))
     print(f"figure  {directory / 'figures' / 'compare.png'}\ndata    {path}")
 
 
@@ -186,6 +188,11 @@ def gaps(options: argparse.Namespace) -> None:
         rows.append(row)
         progress.update(len(rows), {})
     progress.close()
+    if options.figures:
+        from dgt.report import gaps as gaps_report  # matplotlib takes half a second to load
+
+        written = gaps_report.write_all(rows, config.topology, Path(options.figures))
+        tell(f"{options.figures} has {', '.join(path.name for path in written)}")
     print(json.dumps(rows, indent=2) if options.json else gap_lines(rows))
 
 
@@ -287,6 +294,31 @@ def _write_bench(
         print(f"{words}\nfigure  {directory / 'figures' / figure}.png\ndata    {directory / 'bench.json'}")
 
 
+def report(options: argparse.Namespace) -> None:
+    """The page, figures and tables of runs."""
+    paths, out = reporting.parse(options.overrides)
+    if options.follow:
+        reporting.follow(paths, out)
+    progress: list[Progress] = []
+
+    def advance(done: int, of: int, name: str) -> None:
+        if not progress:
+            progress.append(Progress(of, "figures", lines=1, unit="figure"))
+        progress[0].update(done, {})
+
+    written, words = reporting.write(paths, out, advance)
+    for bar in progress:
+        bar.close()
+    if options.json:
+        print(json.dumps([str(path) for path in written], indent=2))
+    else:
+        beside = written[0].parent
+        places = [f"page    {written[0]}"]
+        if words:
+            places += [f"tables  {beside / 'table.md'}, table.csv", f"figures {beside / 'figures'}"]
+        print("\n\n".join(part for part in (words, "\n".join(places)) if part))
+
+
 class _Parser(argparse.ArgumentParser):
     """Tells mistakes like all others, in one line."""
 
@@ -313,8 +345,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     best = "add the gap of the best weights for each graph; takes seconds and the extra 'optimal' (cvxpy)"
     table_of_gaps.add_argument("--optimal", action="store_true", help=best)
+    drawn = "write the table (Markdown, CSV), its figure and the tailored graphs' adjacency matrices there"
+    table_of_gaps.add_argument("--figures", metavar="DIR", help=drawn)
     _command(commands, "data", data, "fetch and verify a data set, once per host")
     _command(commands, "bench", bench, "what an iteration costs: compute, DDP, naive exchange, dgt; on the same ranks")
+    page = _command(commands, "report", report, "one self-contained page, figures and tables of runs", "RUN")
+    page.add_argument("--follow", action="store_true", help="refresh the page while a run goes on, until it ends")
     program = commands.add_parser("run", help="run a program of your own as every node", description=RUN_HELP)
     program.add_argument("-n", dest="nodes", type=int, required=True, metavar="NODES", help="how many ranks to start")
     program.add_argument("program", metavar="PROGRAM.py")
@@ -326,7 +362,9 @@ def _parser() -> argparse.ArgumentParser:
 RUN_HELP = "Start NODES ranks on this host, each running PROGRAM.py, which joins the network with dgt.join()."
 
 
-def _command(commands: typing.Any, name: str, run: typing.Any, help_: str) -> argparse.ArgumentParser:
+def _command(
+    commands: typing.Any, name: str, run: typing.Any, help_: str, takes: str = "key=value"
+) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help_,
@@ -336,7 +374,7 @@ def _command(commands: typing.Any, name: str, run: typing.Any, help_: str) -> ar
     )
     if name == "data":
         command.add_argument("data_set", choices=["cifar10"], metavar="cifar10")
-    command.add_argument("overrides", nargs="*", metavar="key=value", help="settings, listed below")
+    command.add_argument("overrides", nargs="*", metavar=takes, help="settings, listed below")
     if name in ("train", "compare"):
         command.add_argument("--config-dir", metavar="DIR", help="a folder with config groups of your own")
     command.add_argument("--json", action="store_true", help="print JSON in place of text")
@@ -350,6 +388,7 @@ EXAMPLES = {
     "doctor": "srun --nodes 4 --ntasks-per-node 1 dgt doctor",
     "gaps": "dgt gaps laziness=0.5",
     "data": "dgt data cifar10 root=/scratch/data",
+    "report": "dgt report runs/20260101-120000-least_squares-A-ring-II",
     "bench": "dgt bench preset=resnet18 topology=exponential nodes=4",
 }
 
@@ -362,6 +401,13 @@ def _key_help(command: str) -> str:
             "settings:",
             "  laziness: 0.3        # epsilon",
             "  topology.seed: 0     # which draw of the tailored graphs",
+        ]
+    elif command == "report":
+        lines += [
+            "RUN is a run directory, a sweep, or a folder that holds runs; several are compared on one page.",
+            "",
+            "settings:",
+            "  out: null         # the page; null: RUN/report.html, or ./report.html for several runs",
         ]
     elif command == "doctor":
         lines += ["Alone it looks at this host. Under torchrun or srun it looks at all hosts and lets ranks talk."]

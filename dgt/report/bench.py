@@ -63,13 +63,11 @@ def _short(value: float | None) -> str:
 
 def figure(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     """Two rows of bars: what a rank computes, and how long an iteration takes with the part spent standing still."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from dgt.report import style  # matplotlib takes half a second to load
 
     names = [row["variant"] for row in rows]
-    picture, panels = pyplot.subplots(1, 2, figsize=(9, 0.36 * len(rows) + 1.2), sharey=True, layout="constrained")
+    picture = style.figure(9, 0.36 * len(rows) + 1.2)
+    panels = picture.subplots(1, 2, sharey=True)
     for panel, measure, words in zip(panels, ("cpu_ms", "wall_ms"), ("CPU per rank", "wall time"), strict=True):
         values = [row[measure] for row in rows]
         bars = panel.barh(names, values, color=[COLOURS[name] for name in names])
@@ -86,7 +84,7 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
         panel.set_xlim(right=1.15 * panel.get_xlim()[1])
     panels[0].invert_yaxis()
     picture.suptitle(title, fontsize="medium")
-    _save(picture, path)
+    style.save(picture, path)
 
 
 def scaling_rows(measured: Sequence[tuple[str, int, Results]]) -> list[dict[str, Any]]:
@@ -105,13 +103,11 @@ def scaling_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def scaling_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """A panel each for ranks, degree and bytes: CPU per rank and iteration, on logarithmic axes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from dgt.report import style  # matplotlib takes half a second to load
 
     grown = list(dict.fromkeys(row["grows"] for row in rows))
-    picture, panels = pyplot.subplots(1, len(grown), figsize=(3.4 * len(grown), 3.2), layout="constrained")
+    picture = style.figure(3.4 * len(grown), 3.2)
+    panels = picture.subplots(1, len(grown))
     labels = {"ranks": "ranks (degree 2)", "degree": "degree", "bytes": "bytes of the model (ring)"}
     for panel, grows in zip(np.atleast_1d(panels), grown, strict=True):
         for name in dict.fromkeys(row["variant"] for row in rows):
@@ -130,13 +126,4 @@ def scaling_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     np.atleast_1d(panels)[0].set_ylabel("CPU per rank and iteration, ms")
     handles, names = np.atleast_1d(panels)[0].get_legend_handles_labels()
     picture.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
-    _save(picture, path)
-
-
-def _save(picture: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in ("png", "pdf"):
-        picture.savefig(path.with_suffix(f".{suffix}"), dpi=150)
-    pyplot.close(picture)
+    style.save(picture, path)

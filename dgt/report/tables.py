@@ -1,4 +1,4 @@
-"""Plain text tables for the terminal."""
+"""Plain text tables for the terminal, and Markdown ones."""
 
 from __future__ import annotations
 
@@ -8,22 +8,39 @@ from typing import Any
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
     """Columns as wide as their widest entry; words to the left, numbers to the right."""
+    names, cells = _cells(rows)
+    lines, widths, _ = _aligned([names, *cells])
+    return "\n".join([lines[0].rstrip(), "  ".join("-" * w for w in widths), *(line.rstrip() for line in lines[1:])])
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """The same in Markdown, its source aligned, too."""
+    names, cells = _cells(rows)
+    lines, widths, right = _aligned([names, *cells], " | ", least=3)
+    rule = " | ".join("-" * (w - r) + ":" * r for w, r in zip(widths, right, strict=True))
+    return "\n".join(f"| {line} |" for line in [lines[0], rule, *lines[1:]])
+
+
+def _cells(rows: Sequence[Mapping[str, str]]) -> tuple[list[str], list[list[str]]]:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [names, *[[row.get(name, "") for name in names] for row in rows]]
-    widths = [max(len(line[k]) for line in cells) for k in range(len(names))]
-    numeric = [all(_is_number(line[k]) for line in cells[1:] if line[k]) for k in range(len(names))]
+    return names, [[row.get(name, "") for name in names] for row in rows]
+
+
+def _aligned(cells: list[list[str]], between: str = "  ", least: int = 0) -> tuple[list[str], list[int], list[bool]]:
+    """The lines, how wide their columns are, and which of them hold numbers."""
+    widths = [max(least, *(len(line[k]) for line in cells)) for k in range(len(cells[0]))]
+    right = [all(_is_number(line[k]) for line in cells[1:] if line[k]) for k in range(len(widths))]
     lines = [
-        "  ".join(
-            text.rjust(w) if right else text.ljust(w) for text, w, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
+        between.join(text.rjust(w) if r else text.ljust(w) for text, w, r in zip(line, widths, right, strict=True))
         for line in cells
     ]
-    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+    return lines, widths, right
 
 
 def _is_number(text: str) -> bool:
+    """Also '12.5%', '2x', '0.31 ± 0.02', and any of them in bold or marked by a star."""
     try:
-        float(text.rstrip("x%"))
+        float(text.strip("*").partition(" ±")[0].rstrip("x%"))
     except ValueError:
         return False
     return True

@@ -20,7 +20,7 @@ from dgt.config import Config, StrategyConfig
 from dgt.node import Node
 from dgt.placement import Placement
 from dgt.training.logger import Progress
-from dgt.training.metrics import Metrics
+from dgt.training.metrics import Metrics, NodeMetrics
 from dgt.training.setup import network_of, shared_network
 from dgt.training.trainer import train
 
@@ -66,7 +66,7 @@ class Recorder:
     progress: Progress
     rows: list[list[object]] = field(default_factory=list)
 
-    def record(self, iteration: int, metrics: Metrics) -> None:
+    def record(self, iteration: int, metrics: Metrics, nodes: NodeMetrics) -> None:
         cell = [self.config.weights.name, self.config.topology.name, self.config.strategy.name]
         for k, seed in enumerate(self.seeds):
             values = [repr(float(metrics[name][k])) if name in metrics else "" for name in COLUMNS]

@@ -22,21 +22,23 @@ class TrainJob:
 
     config: Config
     show: str = "text"
+    command: str = ""
+    """What the user typed."""
 
     def run(self, node: Node) -> Stopped | None:
         # rank 0 claimed the directory, and names this start of the run
         run_dir, start = told_by_main(node, f"{self.config.run_dir}\n{datetime.now():%Y%m%d-%H%M%S}").split("\n")
         with noted(Path(run_dir) / FOLDER / start, node.rank):
-            return self._train(node, dataclasses.replace(self.config, run_dir=run_dir))
+            return self._train(node, dataclasses.replace(self.config, run_dir=run_dir), start)
 
-    def _train(self, node: Node, config: Config) -> Stopped | None:
+    def _train(self, node: Node, config: Config, start: str) -> Stopped | None:
         weights, graph = shared_network(config, node)
         if config.placement == "graph":
             take_places(node, graph)
-        logger = RunLogger(config, node.size, speaks=node.is_main)
+        logger = RunLogger(config, node.size, node.is_main, start, self.command)
         stopped = train_safely(config, node, weights, graph, logger)
         if stopped is not None:
-            logger.close()
+            logger.stopped(stopped.iteration, str(stopped))
             return stopped
         logger.finish(self.show)
         return None

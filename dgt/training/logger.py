@@ -12,13 +12,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import scipy.sparse
 import torch
 import yaml
 from tqdm import tqdm
 
 from dgt.checks import ConfigError, TrainingError
 from dgt.config import Config
-from dgt.training.metrics import Metrics
+from dgt.network.weights import Weights
+from dgt.training.metrics import Metrics, NodeMetrics
+from dgt.training.recording import network_record, recorded_nodes
 
 ORDER = (
     "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "average_test_loss", "consensus",
@@ -113,14 +116,42 @@ class Progress:
             self._bar.close()
 
 
-class RunLogger:
-    """Writes config.yaml, metrics.jsonl and summary.json of one run, and shows its progress."""
+class Lines:
+    """A file that grows line by line; what does not fit on a full disk waits for the next line."""
 
-    def __init__(self, config: Config, nodes: int, speaks: bool) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, path.open("ab", buffering=0)
+        self._unwritten = bytearray()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """The run does not end for want of a line."""
+        fitted = not self._unwritten
+        self._unwritten += (json.dumps(record) + "\n").encode()
+        try:
+            while self._unwritten:
+                del self._unwritten[: self.file.write(self._unwritten)]
+        except OSError as error:
+            if fitted:
+                _say(f"{self.path.name}: {error.strerror}; the run goes on, and writes it later if it can")
+
+
+class RunLogger:
+    """Writes the files of one run, and shows its progress.
+
+    config.yaml, environment.json   what was asked for, and where it runs
+    network.json                    weights, degrees, edges and mixing rows; anew when nodes are lost
+    metrics.jsonl, nodes.jsonl      the network's metrics, and those of every node, one line per evaluation
+    events.jsonl                    nodes that were lost, a stop that was asked for
+    summary.json                    at the end
+    """
+
+    def __init__(self, config: Config, nodes: int, speaks: bool, start: str = "", command: str = "") -> None:
         self.path = Path(config.run_dir or "")
         self._config, self._nodes, self._speaks = config, nodes, speaks
+        self._about = {"start": start, "command": command}
         self._records: list[dict[str, Any]] = []
-        self._unwritten = bytearray()
+        self._networks: list[dict[str, Any]] = []
+        self._recorded: Any = slice(None)
         self._board: Any = None
         self._started = time.time()
 
@@ -133,20 +164,48 @@ class RunLogger:
         metrics = self.path / "metrics.jsonl"
         if last_kept is None:
             last_kept = first if first else -1
-        self._records = records_until(last_kept, metrics if metrics.exists() or history is None else history)
+        source = (metrics if metrics.exists() or history is None else history).parent
+        self._records = records_until(last_kept, source / "metrics.jsonl")
+        self._networks = _networks_until(last_kept, source / "network.json")
+        of_nodes = records_until(last_kept, source / "nodes.jsonl")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _replace(self.path / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
             _replace(metrics, "".join(json.dumps(record) + "\n" for record in self._records))
+            _replace(self.path / "nodes.jsonl", "".join(json.dumps(record) + "\n" for record in of_nodes))
         except OSError as error:
             raise TrainingError(f"run_dir={self.path}: cannot write there ({error.strerror})") from None
-        self._file = metrics.open("ab", buffering=0)
+        self._metrics, self._of_nodes = Lines(metrics), Lines(self.path / "nodes.jsonl")
         if config.logger.name == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=first + 1 if first else None)
         label = f"{config.weights.name} {config.topology.name} {config.strategy.name}"
         self._progress = Progress(config.iterations, label, first=first)
+
+    def environment(self, facts: Mapping[str, Any] | None) -> None:
+        """Where the run takes place: versions, hosts, devices."""
+        if self._speaks and facts is not None:
+            self._write_json("environment.json", {**facts, **self._about})
+
+    def network(
+        self, iteration: int, weights: Weights, W: scipy.sparse.csr_array | None, members: list[int] | None = None
+    ) -> None:
+        """From this iteration on, nodes of these weights mix by W; `members` are their names where some were lost."""
+        if not self._speaks or W is None:
+            return
+        record = network_record(iteration, weights, W, members)
+        self._recorded = recorded_nodes(weights)
+        before = [network for network in self._networks if network["iteration"] < iteration]
+        unchanged = before and {**before[-1], "iteration": iteration} == json.loads(json.dumps(record))
+        self._networks = before if unchanged else [*before, record]
+        self._write_json("network.json", self._networks)
+
+    def _write_json(self, name: str, value: Any) -> None:
+        try:
+            _replace(self.path / name, json.dumps(value) + "\n")
+        except OSError as error:
+            _say(f"{name}: {error.strerror}; the run goes on without it")
 
     def go_on(self, first: int, words: str, members: list[int], speaks: bool) -> None:
         """The network has changed: tell it, note it in events.jsonl; a new rank 0 takes over the files.
@@ -159,44 +218,46 @@ class RunLogger:
                 self.close()
             self._speaks = True
             self.start(first, last_kept=first - 1)
-            self._say(words)
-            event = {"iteration": first, "event": "membership", "members": members, "words": words}
+            _say(words)
+            self._event({"iteration": first, "event": "membership", "members": members, "words": words})
+
+    def stopped(self, iteration: int, words: str) -> None:
+        """The run was asked to stop: close the files of a run that is to go on later."""
+        self.close()
+        if self._speaks:
+            self._event({"iteration": iteration, "event": "stopped", "start": self._about["start"], "words": words})
+
+    def _event(self, event: dict[str, Any]) -> None:
+        try:
             with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(event) + "\n")
+        except OSError as error:
+            _say(f"events.jsonl: {error.strerror}")
 
-    def record(self, iteration: int, metrics: Metrics) -> None:
+    def record(self, iteration: int, metrics: Metrics, nodes: NodeMetrics | None = None) -> None:
+        """One evaluation: metrics of the network, [copies] each, and of every node, [nodes] each."""
         if not self._speaks:
             return
         known = [name for name in ORDER if name in metrics]
         values = {name: float(metrics[name][0]) for name in [*known, *sorted(metrics.keys() - set(known))]}
         values["bytes_sent"] = int(values["bytes_sent"])
         self._records.append({"iteration": iteration, **values})
-        self._write(json.dumps(self._records[-1]) + "\n")
+        self._metrics.write(self._records[-1])
+        if nodes is not None:
+            short = {name: [float(f"{value:.6g}") for value in each[self._recorded]] for name, each in nodes.items()}
+            self._of_nodes.write({"iteration": iteration, **short})
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, iteration)
         self._progress.update(iteration, values)
 
-    def _write(self, line: str) -> None:
-        """What does not fit on a full disk waits for the next line: the run does not end for want of it."""
-        fitted = not self._unwritten
-        self._unwritten += line.encode()
-        try:
-            while self._unwritten:
-                del self._unwritten[: self._file.write(self._unwritten)]
-        except OSError as error:
-            if fitted:
-                self._say(f"metrics.jsonl: {error.strerror}; the run goes on, and writes it later if it can")
-
-    def _say(self, words: str) -> None:
-        print(f"dgt: {words}", file=sys.stderr, flush=True)
-
     def close(self) -> None:
-        """Close the files of a run that is to go on later."""
+        """Close the files."""
         if not self._speaks:
             return
         self._progress.close()
-        self._file.close()
+        self._metrics.file.close()
+        self._of_nodes.file.close()
         if self._board is not None:
             self._board.close()
 
@@ -226,7 +287,7 @@ class RunLogger:
         try:
             _replace(self.path / "summary.json", text + "\n")
         except OSError as error:
-            self._say(f"summary.json: {error.strerror}")
+            _say(f"summary.json: {error.strerror}")
         if show == "text":
             final = self._records[-1]
             text = f"iteration {final['iteration']}  {in_words(final)}\nrun directory  {self.path}"
@@ -236,6 +297,10 @@ class RunLogger:
         if share > EVALUATION_LIMIT and hasattr(config.problem, "test_samples"):
             hint = "a larger eval_every or fewer problem.test_samples is quicker"
             print(f"evaluations took {share:.0%} of the time; {hint}", file=sys.stderr, flush=True)
+
+
+def _say(words: str) -> None:
+    print(f"dgt: {words}", file=sys.stderr, flush=True)
 
 
 def _replace(path: Path, text: str) -> None:
@@ -259,6 +324,14 @@ def records_until(iteration: int, path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return [record for record in found if record["iteration"] <= iteration]
+
+
+def _networks_until(iteration: int, path: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return [network for network in found if network["iteration"] <= iteration]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def last_fifth(records: list[dict[str, Any]]) -> dict[str, float]:

@@ -9,6 +9,8 @@
 `average` is the strategy's own: sum_i pi_i theta_i with pi = 1/n (I) or lambda/n (II).
 Small models are gathered on rank 0, where the sums are taken: one hop, and nobody waits. Large ones are summed
 across the ranks piece by piece, so that no rank ever holds the parameters of another.
+
+What single nodes measured comes along: their losses, |theta_i - average| and the seconds they waited for neighbours.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from dgt.node import Node
 from dgt.problems import Problem
 
 Metrics = dict[str, np.ndarray]  # each [copies]
+NodeMetrics = dict[str, np.ndarray]  # each [nodes]: of the first copy
 
 GATHER_BYTES = 1 << 20  # per rank
 PIECE = 1 << 21  # numbers summed at a time
@@ -34,8 +37,8 @@ def evaluate(
     optimizer: DecentralizedOptimizer,
     extra: Mapping[str, float] | None = None,
     gather_bytes: int = GATHER_BYTES,
-) -> Metrics | None:
-    """Collective: every rank calls it at the same iteration; rank 0 gets the metrics, the others None.
+) -> tuple[Metrics, NodeMetrics] | None:
+    """Collective: every rank calls it at the same iteration; rank 0 gets the network's and the nodes' metrics.
 
     `extra` are further quantities of this node whose lambda-weighted mean is wanted.
     """
@@ -49,8 +52,10 @@ def evaluate(
     scale = [] if error is None else _tracking_scale(optimizer, error, copies)
     small = torch.from_numpy(np.concatenate([*weighted, [float(network.bytes_sent)], scale]))
     vectors = [theta * network.average_weight, *([] if error is None else [error.view(copies, -1)])]
+    plain = {name: values.ravel()[0] for name, values in mine.items() if values.size == copies}
+    own = torch.tensor([*plain.values(), network.wait_seconds], dtype=torch.float64)
     put_together = _gathered if (len(vectors) + 1) * theta.numel() * 8 <= gather_bytes else _summed
-    totals, average, squares = put_together(node, small, vectors, theta, share)
+    totals, average, squares, of_nodes = put_together(node, small, own, vectors, theta, share)
     of_average = _measure_average(problem, network)
     if not node.is_main:
         return None
@@ -65,7 +70,7 @@ def evaluate(
         metrics["tracking_residual"] = squares[1].sqrt().numpy()
         metrics["tracking_scale"] = pieces[-1][1:]
     metrics["bytes_sent"] = np.full(copies, pieces[-1][0])
-    return metrics
+    return metrics, dict(zip([*plain, "waited", "from_average"], of_nodes.T.numpy(), strict=True))
 
 
 def _tracking_scale(optimizer: DecentralizedOptimizer, error: torch.Tensor, copies: int) -> list[float]:
@@ -89,22 +94,29 @@ def _measure_average(problem: Problem, network: Network) -> dict[str, float]:
     return dict(zip(parts, totals.tolist(), strict=True))
 
 
-Parts = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]  # totals, average, sums of squares [copies] each
+# totals, average, sums of squares [copies] each, and on rank 0 every node's own numbers and |theta_i - average|
+Parts = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], torch.Tensor]
 
 
-def _gathered(node: Node, small: torch.Tensor, vectors: list[torch.Tensor], theta: torch.Tensor, share: float) -> Parts:
+def _gathered(
+    node: Node, small: torch.Tensor, own: torch.Tensor, vectors: list[torch.Tensor], theta: torch.Tensor, share: float
+) -> Parts:
     """Every rank hands rank 0 its numbers; the result means something there only."""
     flat = [vector.double().cpu().flatten() for vector in [*vectors, theta]]
-    rows = node.collect(torch.cat([torch.tensor([share], dtype=torch.float64), small, *flat]))
+    rows = node.collect(torch.cat([torch.tensor([share], dtype=torch.float64), small, own, *flat]))
     if rows is None:
-        return small, flat[0], []
-    shares, totals, *stacks = rows.split([1, small.numel(), *(vector.numel() for vector in flat)], dim=1)
+        return small, flat[0], [], own
+    sizes = [1, small.numel(), own.numel(), *(vector.numel() for vector in flat)]
+    shares, totals, of_nodes, *stacks = rows.split(sizes, dim=1)
     average, *errors = (stack.sum(0).view(theta.shape) for stack in stacks[:-1])
     distances = (stacks[-1].view(node.size, *theta.shape) - average).square().sum(-1)
-    return totals.sum(0), average, [(shares * distances).sum(0), *(error.square().sum(-1) for error in errors)]
+    squares = [(shares * distances).sum(0), *(error.square().sum(-1) for error in errors)]
+    return totals.sum(0), average, squares, torch.cat([of_nodes, distances[:, :1].sqrt()], dim=1)
 
 
-def _summed(node: Node, small: torch.Tensor, vectors: list[torch.Tensor], theta: torch.Tensor, share: float) -> Parts:
+def _summed(
+    node: Node, small: torch.Tensor, own: torch.Tensor, vectors: list[torch.Tensor], theta: torch.Tensor, share: float
+) -> Parts:
     """Sums across all ranks, for models too large to gather; only rank 0 keeps the average."""
     length = max(1, PIECE // len(theta))
     squares = [torch.zeros(len(theta), dtype=torch.float64) for _ in vectors]
@@ -117,5 +129,7 @@ def _summed(node: Node, small: torch.Tensor, vectors: list[torch.Tensor], theta:
             total += error.square().sum(-1, dtype=torch.float64).cpu()
         if node.is_main:
             kept.append(average.cpu())
+    of_nodes = node.collect(torch.cat([own, (squares[0][:1] / share).sqrt()]))
     squares[0] = node.sum(squares[0])
-    return node.sum(small), torch.cat(kept, dim=1) if kept else small, squares
+    average = torch.cat(kept, dim=1) if kept else small
+    return node.sum(small), average, squares, own if of_nodes is None else of_nodes

@@ -103,7 +103,7 @@ class Session:
             "model": self.problem.model.state_dict(),
             "problem": self.problem.state_dict(),
             "losses": list(self.losses.losses),
-            "seconds": [self.clock.training, self.clock.evaluation],
+            "seconds": [self.clock.training, self.clock.evaluation, self.network.wait_seconds],
             "bytes_sent": self.network.bytes_sent,
             "random": random_state(self.node.device),
         }
@@ -113,7 +113,8 @@ class Session:
         self.optimizer.load_state_dict(state["optimizer"])
         self.problem.load_state_dict(state["problem"])
         self.losses.losses = list(state["losses"])
-        self.clock.training, self.clock.evaluation = state["seconds"]
+        self.clock.training, self.clock.evaluation, *waited = state["seconds"]
+        self.network.wait_before += sum(waited) - self.network.wait_seconds
         self.network.bytes_before += state["bytes_sent"] - self.network.bytes_sent
         restore_random_state(state["random"], self.node.device)
 

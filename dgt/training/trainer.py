@@ -20,11 +20,12 @@ from dgt.training import saving
 from dgt.training.chaos import Chaos
 from dgt.training.health import Health
 from dgt.training.logger import RunLogger
-from dgt.training.metrics import Metrics, evaluate
+from dgt.training.metrics import Metrics, NodeMetrics, evaluate
+from dgt.training.recording import environment, mixing_matrix_of
 from dgt.training.saving import Saver
 from dgt.training.session import Session
 
-Record = Callable[[int, Metrics], None]
+Record = Callable[[int, Metrics, NodeMetrics], None]
 HEARD = "as another rank was asked to"
 
 
@@ -53,7 +54,7 @@ def train(
     record: Record,
     seeds: Sequence[int] | None = None,
 ) -> None:
-    """Train this node; rank 0 calls `record(iteration, metrics)` with the network's metrics at each evaluation.
+    """Train this node; rank 0 calls `record` with the network's and the nodes' metrics at each evaluation.
 
     Several seeds are trained side by side in one model: the same graph and messages, independent numbers.
     """
@@ -79,9 +80,10 @@ def run(
     for iteration in range(first, config.iterations + 1):
         if _is_due(iteration, config, session.problem) and not (evaluated and iteration == first):
             clock.evaluating()
-            metrics = evaluate(session.problem, optimizer, session.losses.take())
+            evaluated_now = evaluate(session.problem, optimizer, session.losses.take())
             clock.resume()
-            if metrics is not None:
+            if evaluated_now is not None:
+                metrics, nodes = evaluated_now
                 times = {"seconds": clock.training, "evaluation_share": clock.evaluation_share}
                 metrics |= {name: np.full(session.problem.copies, value) for name, value in times.items()}
                 try:
@@ -90,7 +92,7 @@ def run(
                     if saver is not None:
                         saver.disown(after=health.sound_until)
                     raise
-                record(iteration, metrics)
+                record(iteration, metrics, nodes)
         if saver is not None:
             if optimizer.stop_now:
                 return iteration
@@ -121,6 +123,7 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
     session = Session(config, node, weights, graph, [config.seed])
     first, history = saving.resume(session, say if node.is_main else _silently)
     logger.start(first, history)
+    logger.environment(environment(node, config))
     chaos, saver = Chaos(config, node), None
     if config.checkpoint.keep_last:
         saver = Saver.of_session(session, say, chaos.phase)
@@ -128,6 +131,7 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
     evaluated = first > 0
     while True:
         try:
+            logger.network(first, session.weights, mixing_matrix_of(session.network), node.members)
             stopped_at = run(session, logger.record, Health(session), first, evaluated, saver, chaos)
             session.optimizer.drain()
             node.barrier()  # nobody goes on without the others from here

@@ -65,7 +65,10 @@ def test_torchrun_and_dgt_write_identical_metrics(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == [
         "checkpoints",
         "config.yaml",
+        "environment.json",
         "metrics.jsonl",
+        "network.json",
+        "nodes.jsonl",
         "summary.json",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]

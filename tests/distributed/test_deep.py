@@ -148,7 +148,7 @@ class Train:
         weights, graph = network_of(self.config, node.placement)
         train(
             self.config, node, weights, graph,
-            lambda t, metrics: records.append((t, {name: float(value[0]) for name, value in metrics.items()})),
+            lambda t, metrics, nodes: records.append((t, {name: float(value[0]) for name, value in metrics.items()})),
         )  # fmt: skip
         return records
 

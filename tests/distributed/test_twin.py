@@ -51,7 +51,7 @@ class TrainAll:
                 node,
                 weights,
                 graph,
-                lambda t, metrics, rows=rows: rows.append((t, metrics)),
+                lambda t, metrics, nodes, rows=rows: rows.append((t, metrics)),
                 self.seeds,
             )
             self.records.append(rows)

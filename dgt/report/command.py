@@ -1,0 +1,96 @@
+"""`dgt report RUN...`: one page for all of the runs, and beside it whatever else is made of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dgt.checks import ConfigError, nearest
+from dgt.report import aggregate, compare, html
+from dgt.report.runs import GOING_ON, SILENT, Run, nothing_in, read, search
+
+REFRESH_SECONDS = 1.5
+Advance = Callable[[int, int, str], None]
+
+
+def parse(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
+    """Runs, and where the page is to go: RUN... [out=FILE]."""
+    paths, out = [], None
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or Path(argument).exists():
+            paths.append(argument)
+        elif key == "out" and value:
+            out = Path(value)
+        else:
+            raise ConfigError(f"{argument}: no such setting; {nearest(key, ['out=FILE'])}")
+    if not paths:
+        raise ConfigError("which run? give a run directory, a sweep, or a folder that holds runs")
+    return paths, out
+
+
+def page_path(runs: Sequence[Run], out: Path | None) -> Path:
+    """RUN/report.html, or ./report.html for several runs in directories of their own."""
+    if out is None:
+        return (runs[0].path if len({run.path for run in runs}) == 1 else Path()) / "report.html"
+    return out / "report.html" if out.is_dir() else out
+
+
+def runs_in(paths: Sequence[str]) -> list[Run]:
+    """All runs in there, those of a comparison among them."""
+    folders, comparisons = search(paths)
+    runs = [read(folder) for folder in folders]
+    runs += [run for folder in comparisons for run in compare.runs_of(folder)]
+    if not runs:
+        raise nothing_in(paths)
+    return runs
+
+
+def write(paths: Sequence[str], out: Path | None = None, advance: Advance | None = None) -> tuple[list[Path], str]:
+    """The page first, then tables and figures beside it; returns what was written, and the table in words.
+
+    `advance(done, of, name)` hears of every figure.
+    """
+    runs = runs_in(paths)
+    page = page_path(runs, out)
+    _write_page(runs, page)
+    written, words = [page], ""
+    if any(run.records for run in runs):
+        from dgt.report import figures  # matplotlib takes half a second to load
+
+        try:
+            words = aggregate.write(runs, page.parent)
+            written += [page.parent / name for name in ("table.csv", "table.md")]
+            written += figures.write(runs, page.parent / "figures", advance)
+        except OSError as error:
+            raise ConfigError(f"out={page}: cannot write beside it ({error.strerror}); choose another file") from None
+    return written, words
+
+
+def follow(paths: Sequence[str], out: Path | None = None, refresh: float = REFRESH_SECONDS) -> None:
+    """Write the page again and again until all of its runs have ended, or Ctrl-C."""
+    page = page_path(runs_in(paths), out)
+    print(f"dgt: following; open {page.resolve()} in a browser, it refreshes itself; Ctrl-C ends", file=sys.stderr)
+    before: object = None
+    try:
+        while True:
+            runs = runs_in(paths)
+            if not any(run.state in (GOING_ON, SILENT) for run in runs):
+                break
+            now = [(run.path, run.state, len(run.records), len(run.nodes), len(run.events)) for run in runs]
+            if now != before:
+                _write_page(runs, page, live=True)
+            before = now
+            time.sleep(refresh)
+    except KeyboardInterrupt:
+        pass
+    _write_page(runs_in(paths), page)
+
+
+def _write_page(runs: Sequence[Run], page: Path, live: bool = False) -> None:
+    try:
+        html.write(runs, page, live)
+    except OSError as error:
+        raise ConfigError(f"out={page}: cannot write there ({error.strerror}); choose another file") from None

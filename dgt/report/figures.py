@@ -1,0 +1,91 @@
+"""All figures of a set of runs, the paper's among them: PDF, SVG and PNG for a page's width and for a column's.
+
+figures.write(runs, Path("report/figures"))
+
+grad_norm_16, _32, _64   weighted gradient norm, a figure per network size      loss, accuracy   models trained on data
+distance                 distance to the optimum                                loss_accuracy_A  both, per weights
+adjacency                the tailored graphs                                    gaps             the spectral-gap table
+column/                  the curves again, a figure per weights, one column wide
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dgt.network.gaps import gap_table
+from dgt.network.weights import PAPER
+from dgt.report import curves, gaps, matrices, measures, style
+from dgt.report.measures import ACCURACY, GRADIENT, LOSS
+from dgt.report.networks import nodes_of
+from dgt.report.runs import Run, is_number, problems_of
+
+Job = tuple[str, Callable[[], list[Path]]]  # what it is called, and how it is drawn
+
+
+def write(
+    runs: Sequence[Run], directory: str | Path, advance: Callable[[int, int, str], None] | None = None
+) -> list[Path]:
+    """Draw everything these runs allow; `advance(done, of, name)` hears of every figure."""
+    jobs = plan(runs, Path(directory))
+    written = []
+    for number, (name, draw) in enumerate(jobs):
+        written += draw()
+        if advance is not None:
+            advance(number + 1, len(jobs), name)
+    return written
+
+
+def plan(runs: Sequence[Run], directory: Path) -> list[Job]:
+    """The figures there will be; runs of different problems have a folder each."""
+    runs = [run for run in runs if run.records]
+    names = problems_of(runs)
+    jobs = []
+    for name in names:
+        folder = directory / name if len(names) > 1 else directory
+        jobs += _of_problem([run for run in runs if run.choice("problem") == name], folder)
+    return jobs + _of_networks(runs, directory)
+
+
+def _of_problem(runs: list[Run], folder: Path) -> list[Job]:
+    shown = measures.drawn(name for run in runs for name in run.metrics)
+    jobs = []
+    for measure in shown:
+        sizes = list(dict.fromkeys(nodes_of(run) for run in runs))
+        if measure is GRADIENT and len(sizes) > 1:  # as the paper does
+            for size in sizes:
+                part = [run for run in runs if nodes_of(run) == size]
+                jobs.append(_curves(part, [measure], folder / f"{measure.metric}_{size or 'other'}"))
+        else:
+            jobs.append(_curves(runs, [measure], folder / measure.metric))
+    for weights in dict.fromkeys(run.choice("weights") for run in runs):
+        part = [run for run in runs if run.choice("weights") == weights]
+        if LOSS in shown and ACCURACY in shown:
+            jobs.append(_curves(part, [LOSS, ACCURACY], folder / f"loss_accuracy_{weights}"))
+        for measure in shown:
+            stem = folder / "column" / f"{measure.metric}_{weights}"
+            jobs.append(_curves(part, [measure], stem, style.COLUMN))
+    return jobs
+
+
+def _curves(runs: list[Run], shown: list[measures.Measure], stem: Path, width: float = style.PAGE) -> Job:
+    return stem.name, lambda: curves.write_several(runs, shown, stem, width)
+
+
+def _of_networks(runs: list[Run], directory: Path) -> list[Job]:
+    """The tailored graphs that were used; the paper's table if its weights were."""
+    jobs: list[Job] = []
+    if any(run.choice("topology") == "tailored" for run in runs):
+        jobs.append(("adjacency", lambda: matrices.write(matrices.of_runs(runs), directory / "adjacency")))
+    if any(run.choice("weights") in PAPER for run in runs):
+        jobs.append(("gaps", lambda: gaps.write(_gaps(runs), directory)))
+    return jobs
+
+
+def _gaps(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The paper's table with the laziness and the tailored graphs of these runs."""
+    laziness = next((run.config["laziness"] for run in runs if is_number(run.config.get("laziness"))), 0.3)
+    topologies = [run.config.get("topology") for run in runs if run.choice("topology") == "tailored"]
+    seeds = [topology.get("seed", 0) for topology in topologies if isinstance(topology, dict)]
+    return gap_table(float(laziness), int(seeds[0]) if seeds else 0)

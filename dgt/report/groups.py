@@ -1,0 +1,134 @@
+"""Runs that differ in nothing but their seed, side by side: what figures and tables take means and spreads over.
+
+for group in grouped(find(["runs"])):
+    print(group.choices, curve(group, "grad_norm").late(0.8).mean())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dgt.report.runs import FINISHED, Run, is_number
+
+Array = npt.NDArray[np.float64]
+NAMED = ("problem", "weights", "topology", "strategy", "algorithm")
+# not what is trained, only where it is written and which draw it is
+NOT_CHOICES = ("seed", "seeds", "run_dir", "resume")
+
+
+@dataclass(slots=True)
+class Group:
+    """`runs`, one per seed, are those that count: the finished ones, or all if none has finished yet."""
+
+    choices: dict[str, str]  # the config keys in which the groups differ
+    runs: list[Run]
+    unfinished: list[Run] = field(default_factory=list)
+    repeated: list[Run] = field(default_factory=list)  # runs of a seed that another run has, too
+
+    @property
+    def is_finished(self) -> bool:
+        return self.runs[0].state == FINISHED
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(name for run in self.runs for name in run.metrics))
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """The groups, sorted by what differs; of runs that measured nothing there is nothing to group."""
+    runs = [run for run in runs if run.records]
+    configs = [choices(run) for run in runs]
+    keys = differing(configs)
+    members: dict[tuple[str, ...], list[Run]] = {}
+    for run, config in zip(runs, configs, strict=True):
+        members.setdefault(tuple(config.get(key, "-") for key in keys), []).append(run)
+    # by the first key, then the second, ...: each in the order in which its values first came
+    order = [
+        {value: number for number, value in enumerate(dict.fromkeys(column))} for column in zip(*members, strict=True)
+    ]
+    ranked = sorted(members, key=lambda values: [order[k][value] for k, value in enumerate(values)])
+    return [_group(dict(zip(keys, values, strict=True)), members[values]) for values in ranked]
+
+
+def _group(values: dict[str, str], runs: list[Run]) -> Group:
+    counted: dict[str, Run] = {}
+    for run in runs:  # of two runs of a seed the finished one counts, else the later one
+        other = counted.get(run.choice("seed"))
+        if other is None or run.state == FINISHED or other.state != FINISHED:
+            counted[run.choice("seed")] = run
+    once = list(counted.values())
+    finished = [run for run in once if run.state == FINISHED]
+    return Group(
+        values,
+        finished or once,
+        unfinished=[run for run in once if run.state != FINISHED],
+        repeated=[run for run in runs if not any(run is kept for kept in once)],
+    )
+
+
+def choices(run: Run) -> dict[str, str]:
+    """The config in words, flat: {'topology': 'ring', 'topology.seed': '0', 'lr': '0.02', ...}."""
+    found = {key: run.choice(key) for key in NAMED}
+    return found | {key: _words(value) for key, value in _flat(run.config)}
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in config.items():
+        if key in NOT_CHOICES and not prefix:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield (prefix.rstrip(".") if prefix and key == "name" else prefix + key), value
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ",".join(_words(item) for item in value) + "]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys whose values differ; `topology.avg_degree` only if it does not follow from `topology`."""
+    keys = dict.fromkeys([*NAMED, *(key for config in configs for key in config)])
+    vary = [key for key in keys if len({config.get(key) for config in configs}) > 1]
+    return [key for key in vary if not _is_told(key, configs)]
+
+
+def _is_told(key: str, configs: Sequence[Mapping[str, str]]) -> bool:
+    parent, dot, _ = key.rpartition(".")
+    pairs = {(config.get(parent), config.get(key)) for config in configs}
+    return bool(dot) and len(pairs) == len({config.get(parent) for config in configs})
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One metric of a group: NaN where a run has no finite value at that iteration."""
+
+    iterations: npt.NDArray[np.int64]
+    values: Array  # [iterations, seeds]
+
+    def late(self, share: float) -> Array:
+        """The mean of each seed over the iterations from `share` of the last one on: [seeds]."""
+        part: Array = self.values[self.iterations >= share * self.iterations[-1]]
+        return part.mean(0)
+
+
+def curve(group: Group, metric: str) -> Curve | None:
+    """None where nothing was measured."""
+    records = [
+        {record["iteration"]: record[metric] for record in run.records if is_number(record.get(metric))}
+        for run in group.runs
+    ]
+    iterations = sorted(set().union(*records))
+    if not iterations:
+        return None
+    values = np.array([[float(found.get(at, np.nan)) for found in records] for at in iterations])
+    return Curve(np.array(iterations), np.where(np.isfinite(values), values, np.nan))

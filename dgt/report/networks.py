@@ -1,0 +1,51 @@
+"""The network a run was on, from its files: how many nodes, which weights, which graph."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+
+from dgt.checks import ConfigError, build
+from dgt.config import TopologyConfig, WeightsConfig
+from dgt.network import graphs, weights
+from dgt.network.weights import Weights
+from dgt.report.runs import Run
+
+
+def nodes_of(run: Run) -> int | None:
+    """How many nodes; None where nobody wrote it."""
+    told = run.config.get("nodes") or run.summary.get("nodes")
+    if isinstance(told, int):
+        return told
+    found = weights_of(run)
+    return None if found is None else int(found.size)
+
+
+def weights_of(run: Run) -> Weights | None:
+    """The weights a config names; None where they come from elsewhere (data, a file that is gone)."""
+    try:
+        config = build(WeightsConfig, run.config.get("weights", {}), "weights.")
+        nodes = run.config.get("nodes") or run.summary.get("nodes")
+        return (
+            None
+            if config.name == "data_size" or (config.name == "uniform" and not nodes)
+            else weights.from_config(config, nodes)
+        )
+    except (ConfigError, TypeError):
+        return None
+
+
+def graph_of(run: Run) -> tuple[Weights, nx.Graph] | None:
+    """The weights and the graph the run started on, as recorded or as its config names them; None if not known."""
+    recorded = run.networks[0] if run.networks else {}
+    if recorded.get("edges"):
+        graph = nx.empty_graph(len(recorded["nodes"]))
+        graph.add_edges_from(recorded["edges"])
+        return np.array(recorded["weights"], dtype=np.float64), graph
+    found = weights_of(run)
+    if found is None:
+        return None
+    try:
+        return found, graphs.from_config(build(TopologyConfig, run.config.get("topology", {}), "topology."), found)
+    except (ConfigError, TypeError):
+        return None

@@ -1,0 +1,247 @@
+"""What the page shows, as plain values: thinned so that the file stays small, and saying so where it was."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dgt.report import verdict as verdicts
+from dgt.report.groups import choices, differing
+from dgt.report.layout import positions
+from dgt.report.measures import BY_METRIC, main
+from dgt.report.runs import FINISHED, GOING_ON, SILENT, Record, Run, is_number
+
+CURVE_NUMBERS = 60_000  # in all curves together
+NODE_NUMBERS = 120_000  # in all measurements of single nodes
+DRAWN = 300  # nodes; larger networks are shown as dots over their weights
+ROW_NUMBERS = 40_000  # entries of W
+MOST_SHOWN = 60  # lines
+
+UNITS = {
+    "seconds": ("training time", "s"),
+    "bytes_sent": ("sent by all nodes", "bytes"),
+    "evaluation_share": ("share of the time spent evaluating", ""),
+    "tracking_residual": ("tracking residual", ""),
+    "average_norm": ("norm of the average", ""),
+    "tracking_scale": ("scale of the tracking residual", ""),
+}
+OF_NODES = {
+    "loss": ("loss", ""),
+    "from_average": ("distance from the network average", ""),
+    "waited": ("waited for neighbours so far", "s"),
+    "accuracy": ("test accuracy", ""),
+    "test_loss": ("test loss", ""),
+}
+
+
+def payload(runs: Sequence[Run], live: bool = False) -> Record:
+    """Everything the page needs; `live` says that it is to look again for a newer version of itself."""
+    kinds = entries(runs)
+    shown = kinds[:MOST_SHOWN]
+    metrics = list(dict.fromkeys(name for runs_ in shown for run in runs_ for name in run.metrics))
+    found = verdicts.verdict(runs)
+    notes = [f"{len(kinds)} lines would not be told apart: the first {len(shown)} are shown"] * (
+        len(kinds) > len(shown)
+    )
+    points = max(40, CURVE_NUMBERS // max(1, len(shown) * len(metrics)))
+    numbers = NODE_NUMBERS // max(1, len(shown))
+    names = _names(shown)
+    of_runs = [_entry(kind, name, points, numbers) for kind, name in zip(shown, names, strict=True)]
+    for one, style in zip(of_runs, _styles(shown), strict=True):
+        one |= style
+    return {
+        "headline": found.headline,
+        "details": found.details,
+        "notes": notes,
+        "live": live,
+        "made": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "metrics": [_metric(name) for name in metrics],
+        "metric": main(metrics).metric if metrics else None,
+        "nodeMetrics": {name: {"title": title, "unit": unit} for name, (title, unit) in OF_NODES.items()},
+        "count": len(runs),
+        "runs": of_runs,
+        "config": _config(shown, names),
+    }
+
+
+def entries(runs: Sequence[Run]) -> list[list[Run]]:
+    """What the page shows as one: finished runs that differ in their seed only, and every other run by itself."""
+    found: dict[object, list[Run]] = {}
+    for number, run in enumerate(runs):
+        alike = run.state == FINISHED and run.records
+        key = tuple(sorted(choices(run).items())) if alike else number
+        found.setdefault(key, []).append(run)
+    return list(found.values())
+
+
+def _names(shown: Sequence[list[Run]]) -> list[str]:
+    """'A ring II', and what else it takes to tell entries apart: settings, else the name of the directory."""
+    labels = [runs[0].label for runs in shown]
+    settings = [choices(runs[0]) | {"seed": _seeds(runs)} for runs in shown]
+    names = []
+    for runs, label, own in zip(shown, labels, settings, strict=True):
+        alike = [theirs for theirs, other in zip(settings, labels, strict=True) if other == label]
+        more = [f"{key} {own.get(key, '-')}" for key in differing(alike)]
+        name = ", ".join([label, *more])
+        names.append(runs[0].name if "?" in label or len(more) > 2 else name)
+    twice = {name for name in names if names.count(name) > 1}
+    return [f"{name} ({number})" if name in twice else name for number, name in enumerate(names, 1)]
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    return ", ".join(run.choice("seed") for run in runs)
+
+
+def _styles(shown: Sequence[list[Run]]) -> list[Record]:
+    """A colour each, and dashes for Strategy I, as in the figures; two strategies alone have the figures' colours."""
+    strategies = [runs[0].choice("strategy") for runs in shown]
+    if sorted(strategies) == ["I", "II"]:
+        return [{"colour": int(name == "I"), "dashed": name == "I"} for name in strategies]
+    return [{"colour": number % 8, "dashed": name == "I"} for number, name in enumerate(strategies)]
+
+
+def _metric(name: str) -> Record:
+    measure = BY_METRIC.get(name)
+    title, unit = (measure.label, "") if measure is not None else UNITS.get(name, (name.replace("_", " "), ""))
+    return {"name": name, "title": title, "unit": unit, "log": measure is not None and measure.logarithmic}
+
+
+def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
+    """One line of the curves; of several seeds their mean and spread, and the network of the first."""
+    run = runs[0]
+    notes = list(dict.fromkeys(note for one in runs for note in one.notes))
+    networks = [_network(network, run.choice("topology"), notes) for network in run.networks]
+    _stay_in_place(networks)
+    nodes = _nodes(run, numbers, notes)
+    curves = _curves(runs, points, notes)
+    reason = run.reason
+    return curves | {
+        "name": name,
+        "label": run.label,
+        "strategy": run.choice("strategy"),
+        "path": str(run.path),
+        "seeds": len(runs),
+        "state": "not finished" if run.state == SILENT else run.state,
+        "notes": list(dict.fromkeys(notes)),
+        "wanted": run.iterations,
+        "networks": networks,
+        "nodes": nodes,
+        "environment": {key: value for key, value in run.environment.items() if key != "start" and value != ""},
+        "events": [
+            {"iteration": event["iteration"], "words": str(event.get("words", ""))}
+            for one in runs
+            for event in one.events
+        ],
+        "failures": [
+            {"rank": note.rank, "host": note.host, "reason": note.reason, "first": note is reason}
+            for note in run.failures
+        ],
+        "trace": reason.traceback if reason is not None else "",
+        "ended": run.state not in (GOING_ON, SILENT),
+    }
+
+
+def _curves(runs: list[Run], points: int, notes: list[str]) -> Record:
+    """Means over the seeds, and where there are several the 10 and 90 % quantiles."""
+    iterations = sorted({record["iteration"] for run in runs for record in run.records})
+    kept = _thinned(iterations, points)
+    if len(kept) < len(iterations):
+        notes.append(f"curves show {len(kept)} of {len(iterations)} evaluations, evenly spread")
+    values: dict[str, list[float | None]] = {}
+    bands: dict[str, list[list[float | None]]] = {}
+    for metric in dict.fromkeys(name for run in runs for name in run.metrics):
+        by_iteration: dict[int, list[float]] = {}
+        for run in runs:
+            for at, value in run.curve(metric):
+                by_iteration.setdefault(at, []).append(value)
+        values[metric] = [_number(float(np.mean(by_iteration[at]))) if at in by_iteration else None for at in kept]
+        if len(runs) > 1:
+            bands[metric] = [
+                [_number(float(np.percentile(by_iteration[at], q))) if at in by_iteration else None for at in kept]
+                for q in (10, 90)
+            ]
+    return {"iterations": kept, "values": values, "bands": bands}
+
+
+def _thinned(records: list[Any], most: int) -> list[Any]:
+    """Evenly spread, first and last kept."""
+    if len(records) <= most:
+        return records
+    return [records[k] for k in np.unique(np.linspace(0, len(records) - 1, most).round().astype(int))]
+
+
+def _number(value: object, digits: int = 6) -> float | None:
+    """JSON knows no NaN: what is no number is a gap in the curve."""
+    if not is_number(value) or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.{digits}g}")
+
+
+def _network(network: Record, topology: str, notes: list[str]) -> Record:
+    names, edges, rows = network["nodes"], network.get("edges"), network.get("mixing")
+    size = int(network.get("size", len(names)))
+    drawn = edges is not None and len(names) <= DRAWN
+    if len(names) < size:
+        notes.append(
+            f"{size} nodes: measurements of {len(names)} of them, from the lightest to the heaviest, are shown"
+        )
+    if rows is not None and sum(map(len, rows)) > ROW_NUMBERS:
+        notes.append("the mixing rows are left out: too many neighbours for one page")
+        rows = None
+    return {
+        "iteration": network["iteration"],
+        "size": size,
+        "names": names,
+        "weights": [_number(value) for value in network["weights"]],
+        "degrees": network["degrees"],
+        "edges": edges if drawn else None,
+        "places": positions(topology, len(names), edges) if drawn and edges is not None else None,
+        "rows": None if rows is None else [_row(row) for row in rows],
+    }
+
+
+def _stay_in_place(networks: list[Record]) -> None:
+    """Nodes that are left when others are lost do not move."""
+    for network in networks[1:]:
+        before = dict(zip(networks[0]["names"], networks[0]["places"] or [], strict=False))
+        if network["places"] and set(network["names"]) <= set(before):
+            network["places"] = [before[name] for name in network["names"]]
+
+
+def _row(row: Record) -> list[list[float | None]]:
+    """[[j, W_ij], ...]."""
+    return [[int(j), _number(weight, 10)] for j, weight in row.items()]
+
+
+def _nodes(run: Run, numbers: int, notes: list[str]) -> Record:
+    """Every node's measurements at some of the evaluations."""
+    names = list(dict.fromkeys(name for record in run.nodes for name in record))
+    columns = [name for name in names if any(isinstance(record.get(name), list) for record in run.nodes)]
+    width = max((len(record.get(name) or []) for record in run.nodes for name in columns), default=1)
+    most = max(2, numbers // max(1, width * len(columns)))
+    records = _thinned(run.nodes, most)
+    if len(records) < len(run.nodes):
+        notes.append(f"single nodes are shown at {len(records)} of {len(run.nodes)} evaluations")
+    return {
+        "iterations": [record["iteration"] for record in records],
+        "values": {
+            name: [[_number(value, 5) for value in _list(record.get(name))] for record in records] for name in columns
+        },
+    }
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _config(shown: Sequence[list[Run]], names: Sequence[str]) -> Record:
+    """Every key, whether the runs differ in it, and its value in each run."""
+    configs = [choices(runs[0]) | {"seed": _seeds(runs)} for runs in shown]
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    differ = {key for key in keys if len({config.get(key) for config in configs}) > 1}
+    rows = [[key, key in differ, *(config.get(key, "") for config in configs)] for key in keys]
+    return {"runs": list(names), "rows": [row for row in rows if any(value not in ("", "?") for value in row[2:])]}

@@ -1,0 +1,312 @@
+"""Run directories, read back: whatever is there, and in plain words what is not. Nothing here needs torch.
+
+    for run in find(["runs"]): print(run.label, run.state, run.records[-1])
+
+A run may have crashed in the middle of a line, may still be going on, or may miss files: what can be read is
+read, and `Run.notes` says what was left out. Only a path with nothing to show at all is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import yaml
+
+from dgt.checks import ConfigError
+from dgt.failures import FOLDER, Failure, first
+
+Record = dict[str, Any]
+
+METRICS, COMPARISON = "metrics.jsonl", "compare.csv"
+OF_A_RUN = (METRICS, "summary.json", "nodes.jsonl", "network.json", FOLDER)  # any of these, and it is one
+NOT_RUNS = ("checkpoints", "figures", "tensorboard", FOLDER)
+DEEPEST = 5  # folders below the one that was named
+SILENCE = 120.0  # seconds without a new line after which a run may have been ended from outside
+
+FINISHED, FAILED, STOPPED, GOING_ON, SILENT = "finished", "failed", "stopped", "going on", "silent"
+
+
+@dataclass
+class Run:
+    """One run directory. `records` are the lines of metrics.jsonl by iteration, `nodes` those of nodes.jsonl.
+
+    networks   the network from each `iteration` on: weights, degrees, edges, mixing rows; more than one if nodes
+               were lost on the way
+    state      finished, failed (a rank left a reason), stopped (asked to; can be resumed), going on, or silent (not
+               ended, and nothing was written for a while)
+    """
+
+    path: Path
+    name: str
+    config: Record = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    nodes: list[Record] = field(default_factory=list)
+    networks: list[Record] = field(default_factory=list)
+    summary: Record = field(default_factory=dict)
+    environment: Record = field(default_factory=dict)
+    events: list[Record] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    state: str = SILENT
+    notes: list[str] = field(default_factory=list)
+
+    def choice(self, key: str) -> str:
+        """What was chosen for weights, topology, strategy, algorithm, problem or seed; '?' where nobody wrote it."""
+        value = self.config.get(key, self.summary.get(key, "?"))
+        return str(value.get("name", "?") if isinstance(value, dict) else value)
+
+    @property
+    def label(self) -> str:
+        return " ".join(self.choice(key) for key in ("weights", "topology", "strategy"))
+
+    @property
+    def network(self) -> Record:
+        """The last network of the run; empty if none was written."""
+        return self.networks[-1] if self.networks else {}
+
+    @property
+    def iterations(self) -> int | None:
+        """How many were asked for."""
+        wanted = self.config.get("iterations", self.summary.get("iterations"))
+        return wanted if isinstance(wanted, int) else None
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """Names of everything that was measured, in the order of the file."""
+        names = dict.fromkeys(name for record in self.records for name in record)
+        return [name for name in names if name != "iteration"]
+
+    @property
+    def reason(self) -> Failure | None:
+        """The first failing rank's."""
+        return first(self.failures) if self.failures else None
+
+    def curve(self, metric: str) -> list[tuple[int, float]]:
+        """(iteration, value) where the metric was measured and is a number."""
+        pairs = ((record["iteration"], record.get(metric)) for record in self.records)
+        return [(at, float(value)) for at, value in pairs if is_number(value) and math.isfinite(value)]
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def find(paths: Sequence[str | Path]) -> list[Run]:
+    """All runs in these run directories, sweeps or folders of runs; an error if there are none."""
+    runs, _ = search(paths)
+    if not runs:
+        raise nothing_in(paths)
+    return [read(path) for path in runs]
+
+
+def nothing_in(paths: Sequence[str | Path]) -> ConfigError:
+    """What to say where there is nothing to show at all."""
+    return ConfigError(f"{' '.join(map(str, paths))}: no run in there; a run directory holds {METRICS}")
+
+
+def search(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
+    """The run directories, and the directories of `dgt compare`, in these paths; each once, in order."""
+    runs: dict[Path, Path] = {}
+    comparisons: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        if path.is_file() and path.name in (METRICS, COMPARISON, "summary.json"):
+            path = path.parent
+        if not path.is_dir():
+            raise ConfigError(f"{path}: no such directory; give a run directory, a sweep, or a folder that holds runs")
+        for folder in _walk(path, DEEPEST):
+            kind = comparisons if (folder / COMPARISON).exists() else runs
+            kind.setdefault(folder.resolve(), folder)
+    return list(runs.values()), list(comparisons.values())
+
+
+def _walk(path: Path, deeper: int) -> Iterator[Path]:
+    if any((path / name).exists() for name in (*OF_A_RUN, COMPARISON)):
+        yield path
+    elif deeper:
+        try:
+            folders = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+        except OSError:  # somebody else's
+            return
+        for name in folders:
+            if name not in NOT_RUNS and not name.startswith("."):
+                yield from _walk(path / name, deeper - 1)
+
+
+def read(path: str | Path) -> Run:
+    """One run directory, as much of it as there is."""
+    path = Path(path)
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such directory; give a run directory")
+    run = Run(path, path.name or path.resolve().name)
+    notes = run.notes
+    run.config = _config(path, notes)
+    run.records = _lines(path / METRICS, notes)
+    if not (path / METRICS).exists():
+        notes.append(f"no {METRICS}: nothing was measured, or it was not copied here")
+    elif not run.records:
+        notes.append(f"{METRICS} has no complete line yet: nothing was measured so far")
+    run.nodes = _lines(path / "nodes.jsonl", notes)
+    run.events = _lines(path / "events.jsonl", notes, in_order=False)
+    networks = _json(path, "network.json", notes, list)
+    run.networks = [network for network in networks if _is_network(network)]
+    if len(run.networks) < len(networks):
+        notes.append("network.json does not fit together: left out")
+    run.summary = _json(path, "summary.json", notes, dict)
+    run.environment = _json(path, "environment.json", notes, dict)
+    run.failures = _failures(path, run.environment, notes)
+    run.state = _state(run)
+    notes += _remarks(run)
+    return run
+
+
+def _config(path: Path, notes: list[str]) -> Record:
+    file = path / "config.yaml"
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        notes.append("no config.yaml: what was chosen is known from the summary only")
+        return {}
+    except (OSError, yaml.YAMLError):
+        notes.append("config.yaml is damaged: left out")
+        return {}
+    if not isinstance(found, dict):
+        notes.append("config.yaml is not a config: left out")
+        return {}
+    return found
+
+
+def _lines(path: Path, notes: list[str], in_order: bool = True) -> list[Record]:
+    """The complete lines; where an iteration comes twice, the later one counts, as after a resume."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    found, damaged = [], 0
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            complete = isinstance(record, dict) and is_number(record["iteration"])
+        except (ValueError, KeyError, RecursionError):
+            complete = False
+        if complete:
+            found.append(record)
+        elif number == len(lines) and not text.endswith("\n"):
+            notes.append(f"the last line of {path.name} is half-written: left out")
+        elif line.strip():
+            damaged += 1
+    if damaged:
+        notes.append(f"{damaged} damaged line{'s' * (damaged > 1)} in {path.name}: left out")
+    if not in_order:
+        return found
+    latest = {record["iteration"]: record for record in found}
+    return [latest[iteration] for iteration in sorted(latest)]
+
+
+def _json(path: Path, name: str, notes: list[str], kind: type[Any]) -> Any:
+    try:
+        found = json.loads((path / name).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return kind()
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, kind):
+        notes.append(f"{name} is damaged: left out")
+        return kind()
+    return found
+
+
+def _is_network(found: object) -> bool:
+    """Whether lengths and indices fit together, so that nobody further on has to ask."""
+    if not isinstance(found, dict) or not is_number(found.get("iteration")):
+        return False
+    names, weights, degrees = (found.get(key) for key in ("nodes", "weights", "degrees"))
+    if not (isinstance(names, list) and isinstance(weights, list) and isinstance(degrees, list)):
+        return False
+    n, edges, rows = len(names), found.get("edges") or [], found.get("mixing") or []
+    if not (isinstance(edges, list) and isinstance(rows, list)):
+        return False
+    pairs = all(isinstance(edge, list) and len(edge) == 2 for edge in edges)
+    return (
+        len(weights) == len(degrees) == n > 0
+        and all(is_number(value) and math.isfinite(value) for value in [*weights, *degrees])
+        and pairs
+        and all(isinstance(end, int) and 0 <= end < n for edge in edges for end in edge)
+        and len(rows) in (0, n)
+        and all(isinstance(row, dict) for row in rows)
+        and all(j.isdecimal() and int(j) < n and is_number(weight) for row in rows for j, weight in row.items())
+    )
+
+
+def _failures(path: Path, environment: Record, notes: list[str]) -> list[Failure]:
+    """The notes that ranks left in the last start of the run; those of earlier starts no longer matter."""
+    try:
+        starts = sorted(entry for entry in (path / FOLDER).iterdir() if entry.is_dir())
+    except OSError:
+        return []
+    if not starts or starts[-1].name < str(environment.get("start", "")):
+        return []
+    found = []
+    for file in sorted(starts[-1].glob("rank-*.json")):
+        try:
+            found.append(Failure(**json.loads(file.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError):
+            notes.append(f"{file.relative_to(path)} is damaged: left out")
+    return found
+
+
+def _state(run: Run) -> str:
+    """Files alone tell: a summary that fits the last line, a reason, a stop, or how long ago something was written."""
+    last = run.records[-1]["iteration"] if run.records else -1
+    final = run.summary.get("final")
+    ended_at = final.get("iteration") if isinstance(final, dict) else None
+    as_wanted = run.summary.get("iterations") in (None, run.iterations)  # else it was made longer since
+    if run.summary and as_wanted and (ended_at is None or ended_at >= last):
+        return FINISHED
+    if run.failures:
+        return FAILED
+    stops = [event for event in run.events if event.get("event") == "stopped"]
+    if stops and stops[-1]["iteration"] >= last and stops[-1].get("start") == run.environment.get("start"):
+        return STOPPED
+    return GOING_ON if _age(run) < SILENCE else SILENT
+
+
+def _age(run: Run) -> float:
+    """Seconds since something was written, less what usually passes between two lines."""
+    files = [run.path / name for name in (METRICS, "nodes.jsonl", "environment.json", "config.yaml")]
+    written = [file.stat().st_mtime for file in files if file.exists()]
+    seconds = run.curve("seconds")
+    pause = seconds[-1][1] / len(seconds) if seconds else 0.0
+    return time.time() - max(written, default=0.0) - 5 * pause
+
+
+def _remarks(run: Run) -> list[str]:
+    words = []
+    if run.state in (GOING_ON, SILENT):
+        words.append(
+            "no summary: the run is going on"
+            if run.state == GOING_ON
+            else "no summary: the run was ended from outside, or crashed without a word"
+        )
+    for metric in run.metrics:
+        bad = [record["iteration"] for record in run.records if not _is_sound(record.get(metric, 0.0))]
+        if bad:
+            often = f"{len(bad)} of {len(run.records)} evaluations, first at iteration {bad[0]}"
+            words.append(f"{metric} is not a finite number in {often}")
+    return words
+
+
+def _is_sound(value: object) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+def problems_of(runs: Iterable[Run]) -> list[str]:
+    """The problems these runs are about; values of different ones cannot be compared."""
+    return list(dict.fromkeys(run.choice("problem") for run in runs))

@@ -1,0 +1,185 @@
+"""What the runs say, in a sentence or two: who is lower, by how much, and whether that is more than noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dgt.report.groups import Group, choices, curve, differing, grouped
+from dgt.report.measures import Measure, main
+from dgt.report.runs import FAILED, FINISHED, GOING_ON, STOPPED, Run, problems_of
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`headline` is the answer, `details` how it came about and how far to trust it."""
+
+    headline: str
+    details: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One group's result: the late mean of every seed, and how much values scatter within a run."""
+
+    name: str
+    weights_topology: tuple[str, str]
+    strategy: str
+    seeds: list[float]
+    scatter: float
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.seeds))
+
+    @property
+    def spread(self) -> float:
+        """Over seeds; of a single one, that of its own late values."""
+        return float(np.std(self.seeds, ddof=1)) if len(self.seeds) > 1 else self.scatter
+
+
+def verdict(runs: Sequence[Run]) -> Verdict:
+    """Of one run what became of it; of several which is best."""
+    return _of_one(runs[0]) if len(runs) == 1 else _of_several(runs)
+
+
+def fate(run: Run) -> str:
+    """How far the run got, in words; why it failed is told beside it."""
+    last = run.records[-1]["iteration"] if run.records else 0
+    of = f"{last} of {run.iterations}" if run.iterations and run.state != FINISHED else f"{last}"
+    if run.state == FINISHED:
+        return f"finished after {last} iterations"
+    if run.state == FAILED:
+        return f"failed; last measured at iteration {of}"
+    if run.state == STOPPED:
+        return f"was stopped at iteration {of} and can be resumed"
+    if run.state == GOING_ON:
+        return f"is going on, at iteration {of}"
+    return f"did not finish: last seen at iteration {of}, and no rank left a reason"
+
+
+def _of_one(run: Run) -> Verdict:
+    measure = main(run.metrics)
+    points = run.curve(measure.metric)
+    headline, details = f"{title(run)} {fate(run)}.", []
+    if len(points) > 1:
+        late = np.mean([value for at, value in points if at >= measure.late * points[-1][0]])
+        if run.state == FINISHED:
+            headline = f"{title(run)}: {measure.label} {late:.4g} after {run.records[-1]['iteration']} iterations."
+        start = f"it was {points[0][1]:.4g} at iteration {points[0][0]}"
+        details.append(f"{capital(measure.label)} {late:.4g} is the mean of the {measure.late_words}; {start}.")
+    accuracy = run.curve("accuracy")
+    if accuracy:
+        details.append(f"Test accuracy at the end: {accuracy[-1][1]:.1%}, the lambda-weighted mean over all nodes.")
+    size = run.network.get("size", run.summary.get("nodes"))
+    if size:
+        what = f"{size} nodes, {run.choice('problem').replace('_', ' ')}, {run.choice('algorithm').replace('_', ' ')}"
+        details.append(f"{what}, a single seed: other seeds give other values.")
+    return Verdict(headline, details)
+
+
+def title(run: Run) -> str:
+    """'Strategy II on exponential with weights A'."""
+    if run.choice("strategy") == "?" and run.choice("topology") == "?":
+        return run.name
+    return f"Strategy {run.choice('strategy')} on {run.choice('topology')} with weights {run.choice('weights')}"
+
+
+def _of_several(runs: Sequence[Run]) -> Verdict:
+    problems = problems_of(run for run in runs if run.records)
+    states = [f"{run.label} ({run.name}) {fate(run)}." for run in runs if run.state != FINISHED]
+    if len(problems) > 1:
+        words = f"{len(runs)} runs of different problems ({', '.join(problems)}): their values cannot be compared."
+        return Verdict(words, ["Each curve is shown for itself; no run is called better than another.", *states])
+    groups = [group for group in grouped(runs) if group.is_finished]
+    measure = main({name for group in groups for name in group.metrics})
+    objectives: dict[str, list[Standing]] = {}
+    for group, name in zip(groups, names_of(groups), strict=True):
+        standing = _standing(group, name, measure)
+        if standing is not None:
+            objectives.setdefault(objective(group.runs[0]), []).append(standing)
+    if not objectives:
+        return Verdict(f"{len(runs)} runs, none of them finished: too early for a verdict.", states)
+    if len(objectives) == 1:
+        (found,) = objectives.values()
+        return Verdict(_headline(found, measure), [*_how(found, measure), *states])
+    headline = f"{len(runs)} runs of {len(objectives)} different objectives: each is compared with its like only."
+    return Verdict(headline, [*(_headline(found, measure) for found in objectives.values()), *states])
+
+
+def objective(run: Run) -> str:
+    """What decides which loss is minimised: the problem's settings and the weights of the nodes."""
+    settings = choices(run)
+    sizes = [run.summary.get("nodes", ""), *run.network.get("weights", [])]
+    kept = [f"{key}={value}" for key, value in sorted(settings.items()) if key.split(".")[0] in ("problem", "weights")]
+    return " ".join([*kept, *map(str, sizes)])
+
+
+def names_of(groups: Sequence[Group]) -> list[str]:
+    """'A ring II', and what else tells groups of that name apart."""
+    labels = [group.runs[0].label for group in groups]
+    names = []
+    for group, label in zip(groups, labels, strict=True):
+        alike = [choices(other.runs[0]) for other, theirs in zip(groups, labels, strict=True) if theirs == label]
+        more = [f"{key} {choices(group.runs[0]).get(key, '-')}" for key in differing(alike)]
+        names.append(", ".join([label, *more]))
+    return names
+
+
+def _standing(group: Group, name: str, measure: Measure) -> Standing | None:
+    found = curve(group, measure.metric)
+    if found is None:
+        return None
+    seeds = found.late(measure.late)
+    late = found.values[found.iterations >= measure.late * found.iterations[-1]]
+    if not np.isfinite(seeds).all():
+        return None
+    run = group.runs[0]
+    cell = (run.choice("weights"), run.choice("topology"))
+    return Standing(name, cell, run.choice("strategy"), seeds.tolist(), float(np.nanstd(late, axis=0).mean()))
+
+
+def _headline(found: Sequence[Standing], measure: Measure) -> str:
+    ranked = sorted(found, key=lambda one: one.mean, reverse=measure.higher_is_better)
+    best = ranked[0]
+    if len(found) == 1:
+        over = f" ± {best.spread:.2g} over {len(best.seeds)} seeds" if len(best.seeds) > 1 else ""
+        return f"{best.name}: {measure.label} {best.mean:.4g}{over}."
+    second = ranked[1]
+    if np.isclose(best.mean, second.mean, rtol=1e-9):
+        return f"{best.name} and {second.name} have the same {measure.label}, {best.mean:.4g}."
+    share = f"{abs(1 - best.mean / second.mean):.1%}"
+    word, side = ("highest", "above") if measure.higher_is_better else ("lowest", "below")
+    if abs(best.mean - second.mean) < max(best.spread, second.spread):
+        lead = f"{best.name} has the {word} {measure.label}, {best.mean:.4g}, but the {share} to {second.name}"
+        return f"{lead} are within the noise."
+    return f"{best.name} has the {word} {measure.label}, {best.mean:.4g}: {share} {side} {second.name}."
+
+
+def _how(found: Sequence[Standing], measure: Measure) -> list[str]:
+    """What was compared, how far to trust it, and cell by cell where both strategies ran."""
+    least = min(len(one.seeds) for one in found)
+    noise = (
+        f"noise is the spread over {least} seeds"
+        if least > 1
+        else "one seed each, so noise is how much values scatter within a run; dgt compare runs several seeds"
+    )
+    words = [f"Compared by the mean of the {measure.late_words} of the iterations; {noise}."]
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for one in found:
+        cells.setdefault(one.weights_topology, {})[one.strategy] = one.mean
+    pairs = [(cell, both) for cell, both in cells.items() if {"I", "II"} <= set(both)]
+    if pairs and len(found) == sum(len(both) for both in cells.values()):
+        ratios = ", ".join(f"{topology} {_change(both['II'], both['I'])}" for (_, topology), both in pairs)
+        words.append(f"Strategy II against Strategy I: {ratios}.")
+    return words
+
+
+def _change(new: float, old: float) -> str:
+    return f"{new / old - 1:+.1%}".replace("-", "−")
+
+
+def capital(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -1,0 +1,196 @@
+"""Run directories in every state: whatever can be read is read, the rest is said in words, and nothing raises."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dgt.checks import ConfigError
+from dgt.config import Config
+from dgt.report import command
+from dgt.report.html import page
+from dgt.report.runs import FAILED, FINISHED, GOING_ON, SILENT, STOPPED, find, read, search
+from dgt.report.verdict import verdict
+
+LINES = [{"iteration": k, "loss": 10.0 / (k + 1), "grad_norm": 5.0 / (k + 1), "seconds": 0.1 * k} for k in (0, 3, 6)]
+
+
+def crafted(path: Path, state: str = "finished", **config: object) -> Path:
+    """A run directory as `dgt train` leaves it."""
+    path.mkdir(parents=True)
+    settings = Config(iterations=6).to_dict() | config
+    (path / "config.yaml").write_text(yaml.safe_dump(settings))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    if state == "finished":
+        (path / "summary.json").write_text(json.dumps({"iterations": 6, "nodes": 4, "final": LINES[-1]}))
+    return path
+
+
+def test_a_whole_run_is_read_without_a_remark(tmp_path: Path) -> None:
+    run = read(crafted(tmp_path / "r"))
+    assert run.records == LINES
+    assert (run.state, run.notes, run.label) == (FINISHED, [], "A ring II")
+    assert run.curve("loss")[-1] == (6, 10 / 7)
+
+
+def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r", "crashed")
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 9, "lo')
+    run = read(run_dir)
+    assert run.records == LINES
+    assert "the last line of metrics.jsonl is half-written: left out" in run.notes
+    assert "iteration 6" in verdict([run]).headline
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "note"),
+    [
+        ("metrics.jsonl", '{"iteration": 0}\n!!\n[1]\n{"loss": 1}\n', "3 damaged lines in metrics.jsonl: left out"),
+        ("summary.json", "{", "summary.json is damaged: left out"),
+        ("network.json", '{"a": 1}', "network.json is damaged: left out"),
+        ("config.yaml", "a: [", "config.yaml is damaged: left out"),
+        ("config.yaml", "- 1\n- 2\n", "config.yaml is not a config: left out"),
+        ("environment.json", "\x00\x01", "environment.json is damaged: left out"),
+        ("metrics.jsonl", "", "metrics.jsonl has no complete line yet: nothing was measured so far"),
+    ],
+)
+def test_damage_is_said_and_the_rest_is_shown(name: str, text: str, note: str, tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r")
+    (run_dir / name).write_text(text)
+    run = read(run_dir)
+    assert note in run.notes
+    assert note in page([run])
+
+
+def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r")
+    (run_dir / "config.yaml").unlink()
+    (run_dir / "metrics.jsonl").unlink()
+    run = read(run_dir)
+    assert "no metrics.jsonl: nothing was measured, or it was not copied here" in run.notes
+    assert "no config.yaml: what was chosen is known from the summary only" in run.notes
+    assert "nothing was measured" in page([run])
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"iteration": 0, "nodes": [0, 1], "weights": [1.0], "degrees": [1, 1]},
+        {"iteration": 0, "nodes": [0, 1], "weights": [1.0, 1.0], "degrees": [1, 1], "edges": [[0, 7]]},
+        {"iteration": 0, "nodes": [0, 1], "weights": [1.0, None], "degrees": [1, 1]},
+        {"iteration": 0, "nodes": [0], "weights": [1.0], "degrees": [0], "edges": [3]},
+        {"iteration": 0, "nodes": [0], "weights": [1.0], "degrees": [0], "edges": 3},
+        {"iteration": 0, "nodes": [0], "weights": [1.0], "degrees": [0], "mixing": [{"x": 1.0}]},
+        17,
+    ],
+)
+def test_a_network_that_does_not_fit_together_is_left_out(network: object, tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r")
+    (run_dir / "network.json").write_text(json.dumps([network]))
+    assert read(run_dir).networks == []
+    assert "not fit together" in page([read(run_dir)])
+
+
+def test_values_that_are_no_numbers_are_gaps_and_said(tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r")
+    lines = ['{"iteration": 0, "loss": NaN}', '{"iteration": 3, "loss": Infinity}', '{"iteration": 6, "loss": 2.0}']
+    (run_dir / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    run = read(run_dir)
+    assert run.curve("loss") == [(6, 2.0)]
+    assert "loss is not a finite number in 2 of 3 evaluations, first at iteration 0" in run.notes
+    assert '"loss":[null,null,2.0]' in page([run])
+
+
+def test_an_iteration_measured_again_counts_once(tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r")
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 3, "loss": 7.0}\n')
+    assert [record["loss"] for record in read(run_dir).records] == [10.0, 7.0, 10 / 7]
+
+
+def test_a_run_without_summary_is_going_on_or_was_ended(tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r", "open")
+    assert read(run_dir).state == GOING_ON
+    for file in run_dir.iterdir():
+        os.utime(file, (0, 0))
+    assert read(run_dir).state == SILENT
+    assert "no summary: the run was ended from outside, or crashed without a word" in read(run_dir).notes
+
+
+def test_a_run_made_longer_has_not_finished(tmp_path: Path) -> None:
+    assert read(crafted(tmp_path / "r", iterations=60)).state == GOING_ON
+
+
+def test_a_stop_and_a_failure_count_for_the_start_they_happened_in(tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r", "open")
+    (run_dir / "environment.json").write_text('{"start": "2"}')
+    (run_dir / "events.jsonl").write_text('{"iteration": 6, "event": "stopped", "start": "2", "words": "stopped"}\n')
+    assert read(run_dir).state == STOPPED
+    note = {"rank": 2, "kind": "TrainingError", "reason": "the disk is gone", "code": 1, "time": 5.0}
+    (run_dir / "failures" / "3").mkdir(parents=True)
+    (run_dir / "failures" / "3" / "rank-00002.json").write_text(json.dumps(note))
+    (run_dir / "failures" / "3" / "rank-00001.json").write_text("{")
+    run = read(run_dir)
+    assert run.state == FAILED
+    assert run.reason is not None
+    assert run.reason.reason == "the disk is gone"
+    assert "failures/3/rank-00001.json is damaged: left out" in run.notes
+    (run_dir / "environment.json").write_text('{"start": "4"}')  # resumed since
+    assert read(run_dir).state == GOING_ON
+
+
+def test_runs_are_found_in_folders_and_named_once(tmp_path: Path) -> None:
+    for name in ("sweep/0", "sweep/1", "other", "sweep/checkpoints/0", ".hidden"):
+        crafted(tmp_path / name)
+    (tmp_path / "comparison").mkdir()
+    (tmp_path / "comparison" / "compare.csv").touch()
+    runs, comparisons = search([tmp_path, tmp_path / "sweep" / "0", tmp_path / "other" / "metrics.jsonl"])
+    assert [str(path.relative_to(tmp_path)) for path in runs] == ["other", "sweep/0", "sweep/1"]
+    assert [path.name for path in comparisons] == ["comparison"]
+    assert len(find([tmp_path])) == 3
+
+
+def test_nothing_to_show_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such directory"):
+        find([tmp_path / "nowhere"])
+    with pytest.raises(ConfigError, match="no run in there"):
+        find([tmp_path])
+    with pytest.raises(ConfigError, match="which run"):
+        command.parse(["out=x.html"])
+    with pytest.raises(ConfigError, match=r"ot=x: no such setting"):
+        command.parse(["a", "ot=x"])
+    with pytest.raises(ConfigError, match="cannot write there"):
+        command.write([str(crafted(tmp_path / "r"))], tmp_path / "r" / "config.yaml" / "page.html")
+
+
+def test_different_problems_are_shown_and_not_compared(tmp_path: Path) -> None:
+    runs = [read(crafted(tmp_path / name, problem={"name": name})) for name in ("least_squares", "text")]
+    assert "different problems (least_squares, text): their values cannot be compared" in verdict(runs).headline
+    assert "cannot be compared" in page(runs)
+
+
+def test_different_weights_are_different_objectives(tmp_path: Path) -> None:
+    runs = [read(crafted(tmp_path / name, weights={"name": name})) for name in "AB"]
+    assert verdict(runs).headline.startswith("2 runs of 2 different objectives")
+
+
+def test_the_verdict_names_the_lower_run_and_doubts_what_noise_could_do(tmp_path: Path) -> None:
+    def late(name: str, values: list[float]) -> Path:
+        run_dir = crafted(tmp_path / name, strategy={"name": name}, iterations=5)
+        lines = [{"iteration": k, "grad_norm": value} for k, value in enumerate(values)]
+        (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run_dir / "summary.json").write_text('{"iterations": 5}')
+        return run_dir
+
+    late("I", [9, 9, 9, 9, 2.0, 2.1])
+    clear = late("II", [9, 9, 9, 9, 1.0, 1.05])
+    found = verdict(find([tmp_path]))
+    assert found.headline == "A ring II has the lowest weighted gradient norm, 1.025: 50.0% below A ring I."
+    assert "Strategy II against Strategy I: ring −50.0%." in found.details
+    (clear / "metrics.jsonl").write_text((tmp_path / "I" / "metrics.jsonl").read_text().replace("2.1", "2.09"))
+    assert "within the noise" in verdict(find([tmp_path])).headline
