@@ -111,7 +111,7 @@ def test_a_run_directory_holds_what_the_page_shows(run_dirs: list[Path]) -> None
 
 def test_hover_measure_and_legend(run_dirs: list[Path], opened) -> None:
     window = opened([read(path) for path in run_dirs])
-    assert window.text("h1").startswith("list ring I")
+    assert window.text("h1").startswith("Strategy II against Strategy I in weighted gradient norm: ")
     assert window.page.locator("#plot .curve").count() == 2
     window.page.hover("#plot", position={"x": 400, "y": 200})
     tip = window.text(".tip")
