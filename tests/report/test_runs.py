@@ -221,3 +221,17 @@ def test_the_command_names_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureF
         cli.main(["report", str(tmp_path / "nowhere")])
     assert left.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_ends_following_and_leaves_a_page_that_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = crafted(tmp_path / "r", "open")
+    seen = []
+
+    def interrupted(seconds: float) -> None:
+        seen.append((run_dir / "report.html").read_text())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.time, "sleep", interrupted)
+    assert command.follow([str(run_dir)]) is False
+    assert '"live":true' in seen[0]
+    assert '"live":false' in (run_dir / "report.html").read_text()
