@@ -60,9 +60,12 @@ def write(paths: Sequence[str], out: Path | None = None, advance: Advance | None
     if any(run.records for run in runs):
         from dgt.report import figures  # matplotlib takes half a second to load
 
-        words = aggregate.write(runs, page.parent)
-        written += [page.parent / name for name in ("table.csv", "table.md")]
-        written += figures.write(runs, page.parent / "figures", advance)
+        try:
+            words = aggregate.write(runs, page.parent)
+            written += [page.parent / name for name in ("table.csv", "table.md")]
+            written += figures.write(runs, page.parent / "figures", advance)
+        except OSError as error:
+            raise ConfigError(f"out={page}: cannot write beside it ({error.strerror}); choose another file") from None
     return written, words
 
 

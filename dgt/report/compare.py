@@ -36,8 +36,9 @@ def runs_of(directory: str | Path) -> list[Run]:
                     run.records.append(record)
     except OSError as error:
         raise ConfigError(f"{directory / COMPARISON}: {error.strerror}") from None
+    longest = max((run.records[-1]["iteration"] for run in found.values()), default=0)
     for run in found.values():
-        run.state = FINISHED if run.records[-1]["iteration"] == run.iterations else SILENT
+        run.state = FINISHED if run.records[-1]["iteration"] == (run.iterations or longest) else SILENT
     return list(found.values())
 
 

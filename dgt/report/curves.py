@@ -49,7 +49,8 @@ class Grid:
 
     measure: Measure
     cells: dict[tuple[str, str], dict[str, Curve]] = field(default_factory=dict)
-    unfinished: int = 0
+    left_out: int = 0  # unfinished runs of groups that have finished ones
+    unfinished: int = 0  # unfinished runs that are drawn, for want of others
 
     @property
     def rows(self) -> list[str]:
@@ -71,7 +72,8 @@ def grid_of(runs: Sequence[Run], measure: Measure) -> Grid:
         if measured is not None:
             place = (_row(group), _column(group))
             grid.cells.setdefault(place, {})[_line(group)] = measured
-            grid.unfinished += len(group.unfinished)
+            grid.left_out += len(group.unfinished) if group.is_finished else 0
+            grid.unfinished += 0 if group.is_finished else len(group.unfinished)
     return grid
 
 
@@ -261,6 +263,8 @@ def _what(grids: Sequence[Grid]) -> list[str]:
     words = [grids[0].rows[0] + ": " + first if len(grids[0].rows) == 1 else first, seeds if high > 1 else "one seed"]
     if any(grid.measure.close_up for grid in grids):
         words.append("close-up: linear scale, moving average of the mean")
+    if grids[0].left_out:
+        words.append(f"{grids[0].left_out} unfinished left out")
     if grids[0].unfinished:
-        words.append(f"{grids[0].unfinished} unfinished left out")
+        words.append(f"{grids[0].unfinished} unfinished, as far as they go")
     return words

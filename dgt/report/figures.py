@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from dgt.network.spectral import gap_table
+from dgt.network.gaps import gap_table
 from dgt.network.weights import PAPER
 from dgt.report import curves, gaps, matrices, measures, style
 from dgt.report.measures import ACCURACY, GRADIENT, LOSS
 from dgt.report.networks import nodes_of
-from dgt.report.runs import Run, problems_of
+from dgt.report.runs import Run, is_number, problems_of
 
 Job = tuple[str, Callable[[], list[Path]]]  # what it is called, and how it is drawn
 
@@ -78,5 +79,13 @@ def _of_networks(runs: list[Run], directory: Path) -> list[Job]:
     if any(run.choice("topology") == "tailored" for run in runs):
         jobs.append(("adjacency", lambda: matrices.write(matrices.of_runs(runs), directory / "adjacency")))
     if any(run.choice("weights") in PAPER for run in runs):
-        jobs.append(("gaps", lambda: gaps.write(gap_table(), directory)))
+        jobs.append(("gaps", lambda: gaps.write(_gaps(runs), directory)))
     return jobs
+
+
+def _gaps(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The paper's table with the laziness and the tailored graphs of these runs."""
+    laziness = next((run.config["laziness"] for run in runs if is_number(run.config.get("laziness"))), 0.3)
+    topologies = [run.config.get("topology") for run in runs if run.choice("topology") == "tailored"]
+    seeds = [topology.get("seed", 0) for topology in topologies if isinstance(topology, dict)]
+    return gap_table(float(laziness), int(seeds[0]) if seeds else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,25 @@ from matplotlib.axes import Axes
 from dgt.checks import ConfigError
 from dgt.config import TopologyConfig
 from dgt.report import matrices, style
+from dgt.report.tables import markdown_table
 
-Rows = Sequence[Mapping[str, Any]]  # of `network.spectral.gap_table`
+Rows = Sequence[Mapping[str, Any]]  # of `network.gaps.gap_table`
 MATRICES: dict[str, dict[str, Any]] = {
     "W": {"color": style.BLUE, "marker": "o"},
     "ds": {"color": style.VERMILLION, "marker": "s"},
 }
+OPTIMIZED = "optimized"
 NAMES = {"W": "$W$", "ds": r"$W^{\mathrm{ds}}$"}
 
 
 def write_all(rows: Rows, topology: TopologyConfig, directory: Path) -> list[Path]:
     """The table with its figure, and the adjacency matrices of the tailored graphs in it."""
     try:
-        return write(rows, directory) + matrices.write(matrices.papers(topology), directory / "adjacency")
+        written = write(rows, directory)
+        for name, optimize in (("adjacency", True), ("adjacency_plain", False)):  # ours, and as the paper draws them
+            drawn = matrices.papers(dataclasses.replace(topology, optimize=optimize))
+            written += matrices.write(drawn, directory / name)
+        return written
     except OSError as error:
         raise ConfigError(f"{directory}: cannot write there ({error.strerror}); choose another directory") from None
 
@@ -35,14 +42,21 @@ def write(rows: Rows, directory: str | Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "gaps.md").write_text(markdown(rows), encoding="utf-8")
     with (directory / "gaps.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
     return [*figure(rows, directory / "gaps"), directory / "gaps.md", directory / "gaps.csv"]
 
 
+def _with_optimized(rows: Rows) -> Rows:
+    """A tailored graph whose edges were swapped for a wider gap is a topology of its own, below the plain ones."""
+    swapped = [row for row in rows if row.get("optimized") is not None]
+    return [*rows, *({**row, "topology": OPTIMIZED, "gap": row["optimized"]} for row in swapped)]
+
+
 def figure(rows: Rows, stem: str | Path) -> list[Path]:
-    """A panel per weights, a line per topology: dots are recomputed, rings published."""
+    """A panel per weights, a line per topology: filled marks are recomputed, outlines published."""
+    rows = _with_optimized(rows)
     panels = {row["weights"]: row["nodes"] for row in rows if row["weights"] != "uniform"}
     topologies = list(dict.fromkeys(row["topology"] for row in rows))
     with style.applied():
@@ -59,7 +73,7 @@ def figure(rows: Rows, stem: str | Path) -> list[Path]:
             panel.tick_params(axis="y", length=0)
         axes[0].set_yticks(range(len(topologies)), topologies)
         axes[0].set_ylim(len(topologies) - 0.5, -0.75)
-        picture.supxlabel("spectral gap   (dot: recomputed, ring: published)", fontsize=8)
+        picture.supxlabel("spectral gap   (filled: recomputed, outline: published)", fontsize=8)
         _name(axes[0], rows, next(iter(panels)))
         return style.save(picture, Path(stem))
 
@@ -97,21 +111,20 @@ def _name(panel: Axes, rows: Rows, weights: str) -> None:
 
 def markdown(rows: Rows) -> str:
     """The table as the paper prints it: recomputed, published in brackets, the larger gap of a graph in bold."""
+    rows = _with_optimized(rows)
     columns = list(dict.fromkeys((row["nodes"], row["weights"]) for row in sorted(rows, key=lambda row: row["nodes"])))
-    lines = list(dict.fromkeys((row["topology"], row["tailored_for"]) for row in rows))
-    heads = [f"{nodes}: W^ds" if name == "uniform" else f"{nodes}: W({name})" for nodes, name in columns]
-    text = ["| topology | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for topology, drawn_for in lines:
+    lines = []
+    for topology, drawn_for in dict.fromkeys((row["topology"], row["tailored_for"]) for row in rows):
         of_graph = [row for row in rows if (row["topology"], row["tailored_for"]) == (topology, drawn_for)]
-        cells = [
-            next((_cell(row, of_graph) for row in of_graph if (row["nodes"], row["weights"]) == column), "-")
-            for column in columns
-        ]
-        text.append(f"| {topology}{f' for {drawn_for}' if drawn_for else ''} | " + " | ".join(cells) + " |")
-    note = (
-        "Recomputed, in brackets as published; bold: the largest gap on this graph. Tailored graphs are random draws."
-    )
-    return "\n".join([*text, "", note, ""])
+        line = {"topology": f"{topology} for {drawn_for}" if drawn_for else topology}
+        for nodes, name in columns:
+            head = f"{nodes}: W^ds" if name == "uniform" else f"{nodes}: W({name})"
+            found = [row for row in of_graph if (row["nodes"], row["weights"]) == (nodes, name)]
+            line[head] = _cell(found[0], of_graph) if found else "-"
+        lines.append(line)
+    note = "Recomputed, in brackets as published; bold: the largest gap on this graph."
+    more = "The paper's tailored graphs are another draw; optimized: edges swapped at the same degrees for a wider gap."
+    return "\n".join([markdown_table(lines), "", note, more, ""])
 
 
 def _cell(row: Mapping[str, Any], of_graph: Rows) -> str:

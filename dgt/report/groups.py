@@ -40,14 +40,19 @@ class Group:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The groups, in the order of their first run; of runs that measured nothing there is nothing to group."""
+    """The groups, sorted by what differs; of runs that measured nothing there is nothing to group."""
     runs = [run for run in runs if run.records]
     configs = [choices(run) for run in runs]
     keys = differing(configs)
     members: dict[tuple[str, ...], list[Run]] = {}
     for run, config in zip(runs, configs, strict=True):
         members.setdefault(tuple(config.get(key, "-") for key in keys), []).append(run)
-    return [_group(dict(zip(keys, values, strict=True)), found) for values, found in members.items()]
+    # by the first key, then the second, ...: each in the order in which its values first came
+    order = [
+        {value: number for number, value in enumerate(dict.fromkeys(column))} for column in zip(*members, strict=True)
+    ]
+    ranked = sorted(members, key=lambda values: [order[k][value] for k, value in enumerate(values)])
+    return [_group(dict(zip(keys, values, strict=True)), members[values]) for values in ranked]
 
 
 def _group(values: dict[str, str], runs: list[Run]) -> Group:

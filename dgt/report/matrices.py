@@ -8,17 +8,18 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
+from matplotlib.collections import PolyCollection
 
 from dgt.config import TopologyConfig
 from dgt.network import graphs
 from dgt.network.weights import PAPER, Weights, named
 from dgt.report import style
-from dgt.report.networks import graph_of
+from dgt.report.networks import graph_of, nodes_of
 from dgt.report.runs import Run
 
 Networks = Mapping[str, tuple[Weights, nx.Graph]]  # name of the weights -> weights and the graph drawn for them
-BLOCKS = ListedColormap(["white", style.BLUE])
+MOST = 256  # nodes; the blocks of larger networks could not be told apart
+SQUARE = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
 
 
 def papers(topology: TopologyConfig) -> Networks:
@@ -27,11 +28,13 @@ def papers(topology: TopologyConfig) -> Networks:
 
 
 def of_runs(runs: Sequence[Run]) -> Networks:
-    """The tailored graphs these runs were on, each once."""
+    """The tailored graphs these runs were on, each once; large ones are left out."""
     found: dict[str, tuple[Weights, nx.Graph]] = {}
     for run in runs:
         name = run.choice("weights")
-        if run.choice("topology") == "tailored" and name not in found and (network := graph_of(run)) is not None:
+        if run.choice("topology") != "tailored" or name in found or (nodes_of(run) or MOST) > MOST:
+            continue
+        if (network := graph_of(run)) is not None:
             found[name] = network
     return found
 
@@ -58,13 +61,12 @@ def write(networks: Networks, stem: str | Path) -> list[Path]:
 def adjacency(panel: Axes, name: str, weights: Weights, graph: nx.Graph) -> None:
     """Block (i, j) is blue if i and j are neighbours."""
     n = int(weights.size)
-    matrix = nx.to_numpy_array(graph, nodelist=range(n), weight=None)
-    panel.pcolormesh(
-        np.arange(n + 1) - 0.5, np.arange(n + 1) - 0.5, matrix, cmap=BLOCKS, vmin=0, vmax=1,
-        edgecolors="#e4e4e4", linewidth=8 / n / 2, antialiased=True,
-    )  # fmt: skip
+    both_ways = np.array([pair for i, j in graph.edges for pair in ((i, j), (j, i))])
+    corners = both_ways[:, None, :] + 0.46 * SQUARE  # [blocks, 4 corners, column and row]
+    panel.add_collection(PolyCollection(list(corners), facecolor=style.BLUE, edgecolor="none"))
+    panel.set_xlim(-0.5, n - 0.5)
+    panel.set_ylim(n - 0.5, -0.5)  # node 0 on top, as in a matrix
     panel.set_aspect("equal")
-    panel.invert_yaxis()
     panel.spines[:].set_visible(True)
     ticks = [0, n // 4, n // 2, 3 * n // 4, n - 1] if n > 4 else range(n)
     panel.set_xticks(ticks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import networkx as nx
+import numpy as np
 
 from dgt.checks import ConfigError, build
 from dgt.config import TopologyConfig, WeightsConfig
@@ -35,7 +36,12 @@ def weights_of(run: Run) -> Weights | None:
 
 
 def graph_of(run: Run) -> tuple[Weights, nx.Graph] | None:
-    """The weights and the graph drawn for them, as the run had them; None where that is not known."""
+    """The weights and the graph the run started on, as recorded or as its config names them; None if not known."""
+    recorded = run.networks[0] if run.networks else {}
+    if recorded.get("edges"):
+        graph = nx.empty_graph(len(recorded["nodes"]))
+        graph.add_edges_from(recorded["edges"])
+        return np.array(recorded["weights"], dtype=np.float64), graph
     found = weights_of(run)
     if found is None:
         return None

@@ -139,6 +139,16 @@ def test_only_keys_that_differ_make_groups() -> None:
     assert {"topology": "tailored", "topology.avg_degree": "7"} in [group.choices for group in grouped(found)]
 
 
+def test_groups_are_sorted_by_one_key_after_the_other() -> None:
+    found = [run(topology=name, strategy=strategy) for strategy in ("I", "II") for name in ("star", "ring")]
+    assert [tuple(group.choices.values()) for group in grouped(found)] == [
+        ("star", "I"),
+        ("star", "II"),
+        ("ring", "I"),
+        ("ring", "II"),
+    ]
+
+
 def test_a_run_without_config_is_grouped_by_its_summary() -> None:
     known = run()
     bare = Run(Path("bare"), "bare", {}, known.records, summary={"weights": "B", "topology": "ring"})

@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 
 from dgt.checks import ConfigError
+from dgt.cli import main
 from dgt.config import TopologyConfig
 from dgt.network import graphs, weights
-from dgt.network.spectral import gap_table
+from dgt.network.gaps import gap_table
 from dgt.report import compare, figures, gaps, matrices, style
 from tests.report.crafted import IMAGES, compare_directory, run, runs
+
+
+@pytest.fixture
+def one_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three take three times as long; that all of them are right is tested with the curves."""
+    monkeypatch.setattr(style, "FORMATS", ("svg",))
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +73,16 @@ def test_the_papers_figures_come_from_one_comparison() -> None:
     assert planned[:3] == ["loss", "accuracy", "loss_accuracy_A"]
 
 
+@pytest.mark.usefixtures("one_format")
 def test_files_are_where_the_plan_says_and_every_figure_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
     found = [run("uniform", nodes=4, metrics=("loss",), problem={"name": name}) for name in ("p", "q")]
     paths = figures.write(found, tmp_path, lambda *step: told.append(step))
-    assert [path.relative_to(tmp_path).as_posix() for path in paths[::3]] == [
-        "p/loss.pdf",
-        "p/column/loss_uniform.pdf",
-        "q/loss.pdf",
-        "q/column/loss_uniform.pdf",
+    assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
+        "p/loss.svg",
+        "p/column/loss_uniform.svg",
+        "q/loss.svg",
+        "q/column/loss_uniform.svg",
     ]
     assert all(path.stat().st_size > 3000 for path in paths)
     assert told == [(1, 4, "loss"), (2, 4, "loss_uniform"), (3, 4, "loss"), (4, 4, "loss_uniform")]
@@ -88,8 +96,11 @@ def test_blocks_are_blue_where_there_is_an_edge() -> None:
         figure = style.figure(3, 3)
         panel = figure.subplots()
         matrices.adjacency(panel, "A", lambdas, graph)
-    mesh = np.asarray(panel.collections[0].get_array()).reshape(16, 16)
-    assert (mesh == nx.to_numpy_array(graph, nodelist=range(16))).all()
+    blocks = [path.vertices[:4].mean(0).round().astype(int) for path in panel.collections[0].get_paths()]
+    drawn = np.zeros((16, 16))
+    for column, row in blocks:
+        drawn[row, column] += 1
+    assert (drawn == nx.to_numpy_array(graph, nodelist=range(16))).all()
     assert panel.yaxis_inverted()
     above, right = panel.child_axes
     assert [bar.get_height() for bar in above.patches] == pytest.approx(lambdas)
@@ -97,7 +108,7 @@ def test_blocks_are_blue_where_there_is_an_edge() -> None:
 
 
 def test_the_graphs_drawn_are_those_of_the_runs() -> None:
-    found = matrices.of_runs([run("B", "ring"), run("A", "tailored", topology_seed=1), run("C", "tailored")])
+    found = matrices.of_runs([run("B", "ring"), run("A", "tailored"), run("C", "tailored")])
     assert list(found) == ["A", "C"]
     other = run("A", "tailored")
     other.config["topology"]["seed"] = 5
@@ -105,6 +116,10 @@ def test_the_graphs_drawn_are_those_of_the_runs() -> None:
     expected = graphs.from_config(TopologyConfig(name="tailored", seed=5), weights.named("A"))
     assert nx.utils.graphs_equal(graph, expected)
     assert matrices.of_runs([run("data_size", "tailored")]) == {}
+    other.networks = [{"nodes": [0, 1, 2], "weights": [1.5, 1.0, 0.5], "edges": [[0, 1], [1, 2]]}]
+    ((lambdas, graph),) = matrices.of_runs([other]).values()
+    assert (lambdas.tolist(), sorted(graph.edges)) == ([1.5, 1.0, 0.5], [(0, 1), (1, 2)]), "what was recorded counts"
+    assert matrices.of_runs([run("uniform", "tailored", nodes=20_000)]) == {}, "blocks too small to be seen"
 
 
 def test_gap_files_hold_every_cell(rows: list[dict], tmp_path: Path) -> None:
@@ -113,12 +128,60 @@ def test_gap_files_hold_every_cell(rows: list[dict], tmp_path: Path) -> None:
     with (tmp_path / "new" / "gaps.csv").open(newline="") as file:
         stored = list(csv.DictReader(file))
     assert [float(row["gap"]) for row in stored] == [row["gap"] for row in rows]
-    table = (tmp_path / "new" / "gaps.md").read_text()
+    table = " ".join((tmp_path / "new" / "gaps.md").read_text().split())
     assert "| ring | 0.034 (0.034) | **0.053** (0.053) | 0.027 (0.027) |" in table
-    assert table.count(" (0.") == len(rows)
+    swapped = [row for row in rows if row.get("optimized")]
+    assert table.count(" (0.") == len(rows) + len(swapped)
+
+
+@pytest.mark.usefixtures("one_format")
+def test_optimized_graphs_stand_below_the_plain_ones(rows: list[dict], tmp_path: Path) -> None:
+    plain = [{key: value for key, value in row.items() if key not in ("optimized", "factor")} for row in rows]
+    wider = [row | {"optimized": 0.45, "factor": 1.4} if row["tailored_for"] == "A" else row for row in plain]
+    table = " ".join(gaps.markdown(wider).split())
+    assert table.index("| tailored for D |") < table.index("| optimized for A | **0.450** (0.311)")
+    assert "optimized for B" not in table
+    assert len(gaps.write(wider, tmp_path)) == 3
 
 
 def test_gaps_and_matrices_cannot_be_written_everywhere(rows: list[dict], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file: cannot write there \(File exists\)"):
         gaps.write_all(rows, TopologyConfig(name="tailored"), tmp_path / "file")
+
+
+@pytest.mark.usefixtures("one_format")
+def test_report_of_a_comparison_writes_tables_and_figures_beside_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [run("uniform", topology="star", strategy=name, seed=seed) for name in ("I", "II") for seed in (0, 1)]
+    compare_directory(tmp_path / "c", found)
+    main(["report", "c"])
+    said = capsys.readouterr().out
+    assert "0.2" in said
+    assert "figures c/figures" in said
+    for name in (
+        "report.html",
+        "table.csv",
+        "table.md",
+        "figures/grad_norm.svg",
+        "figures/column/distance_uniform.svg",
+    ):
+        assert (tmp_path / "c" / name).stat().st_size > 200
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        main(["report", "c", "out=file/report.html"])
+    assert "cannot write there" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_format")
+def test_gaps_writes_its_figures_where_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[dict]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dgt.cli.gap_rows", lambda *_, **__: rows)
+    main(["gaps", "--figures", "drawn"])
+    assert "published" in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "drawn").iterdir()}
+    assert {"gaps.md", "gaps.csv", "gaps.svg", "adjacency.svg", "adjacency_plain.svg"} <= names
