@@ -209,12 +209,12 @@ def _of_strategies(pairs: Sequence[Pair], measure: Measure) -> str:
             trust = f"in {lower} of {len(common)} seeds"
         else:
             trust = "within the noise" if two.is_noise(one) else "more than noise"
-        changes.append(f"{_change(two.mean, one.mean)} on {one.weights_topology[1]} ({trust})")
-    return f"Strategy II against Strategy I in {measure.label}: {', '.join(changes)}."
-
-
-def _change(new: float, old: float) -> str:
-    return f"{new / old - 1:+.1%}".replace("-", "−")
+        changes.append((share, f"on {one.weights_topology[1]} ({trust})"))
+    if all(share < 0 for share, _ in changes):
+        parts = ", ".join(f"by {-share:.1%} {words}" for share, words in changes)
+        return f"Strategy II has a lower {measure.label} than Strategy I: {parts}."
+    parts = ", ".join(f"{share:+.1%} {words}".replace("-", "−", 1) for share, words in changes)
+    return f"Strategy II against Strategy I in {measure.label}: {parts}."
 
 
 def capital(words: str) -> str:

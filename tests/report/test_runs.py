@@ -191,8 +191,11 @@ def test_the_verdict_names_the_lower_run_and_doubts_what_noise_could_do(tmp_path
         return run_dir
 
     late("I", [9, 9, 9, 9, 2.0, 2.1])
+    higher = late("II", [9, 9, 9, 9, 3.0, 3.15])
+    assert "in weighted gradient norm: +50.0% on ring (more than noise)" in verdict(find([tmp_path])).headline
+    shutil.rmtree(higher)
     clear = late("II", [9, 9, 9, 9, 1.0, 1.05])
-    words = "Strategy II against Strategy I in weighted gradient norm: −50.0% on ring "
+    words = "Strategy II has a lower weighted gradient norm than Strategy I: by 50.0% on ring "
     assert verdict(find([tmp_path])).headline == f"{words}(more than noise)."
     crafted(tmp_path / "star", topology={"name": "star"}, iterations=6)
     found = verdict(find([tmp_path]))
