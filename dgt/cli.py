@@ -297,8 +297,8 @@ def _write_bench(
 def report(options: argparse.Namespace) -> None:
     """The page, figures and tables of runs."""
     paths, out = reporting.parse(options.overrides)
-    if options.follow:
-        reporting.follow(paths, out)
+    if options.follow and not reporting.follow(paths, out):
+        return
     progress: list[Progress] = []
 
     def advance(done: int, of: int, name: str) -> None:

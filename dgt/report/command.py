@@ -69,11 +69,12 @@ def write(paths: Sequence[str], out: Path | None = None, advance: Advance | None
     return written, words
 
 
-def follow(paths: Sequence[str], out: Path | None = None, refresh: float = REFRESH_SECONDS) -> None:
-    """Write the page again and again until all of its runs have ended, or Ctrl-C."""
+def follow(paths: Sequence[str], out: Path | None = None, refresh: float = REFRESH_SECONDS) -> bool:
+    """Write the page again and again until all of its runs have ended; False if Ctrl-C came first."""
     page = page_path(runs_in(paths), out)
     print(f"dgt: following; open {page.resolve()} in a browser, it refreshes itself; Ctrl-C ends", file=sys.stderr)
     before: object = None
+    ended = True
     try:
         while True:
             runs = runs_in(paths)
@@ -85,8 +86,9 @@ def follow(paths: Sequence[str], out: Path | None = None, refresh: float = REFRE
             before = now
             time.sleep(refresh)
     except KeyboardInterrupt:
-        pass
+        ended = False
     _write_page(runs_in(paths), page)
+    return ended
 
 
 def _write_page(runs: Sequence[Run], page: Path, live: bool = False) -> None:

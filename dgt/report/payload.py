@@ -13,7 +13,7 @@ from dgt.report import verdict as verdicts
 from dgt.report.groups import choices, differing
 from dgt.report.layout import positions
 from dgt.report.measures import BY_METRIC, main
-from dgt.report.runs import FINISHED, GOING_ON, SILENT, Record, Run, is_number
+from dgt.report.runs import FINISHED, GOING_ON, METRICS, SILENT, Record, Run, is_number
 
 CURVE_NUMBERS = 60_000  # in all curves together
 NODE_NUMBERS = 120_000  # in all measurements of single nodes
@@ -97,11 +97,16 @@ def _seeds(runs: Sequence[Run]) -> str:
 
 
 def _styles(shown: Sequence[list[Run]]) -> list[Record]:
-    """A colour each, and dashes for Strategy I, as in the figures; two strategies alone have the figures' colours."""
+    """Strategy I is dashed. Where both strategies ran on every network, a colour is a network, else a run."""
     strategies = [runs[0].choice("strategy") for runs in shown]
-    if sorted(strategies) == ["I", "II"]:
-        return [{"colour": int(name == "I"), "dashed": name == "I"} for name in strategies]
-    return [{"colour": number % 8, "dashed": name == "I"} for number, name in enumerate(strategies)]
+    cells = [(runs[0].choice("weights"), runs[0].choice("topology")) for runs in shown]
+    paired = sorted(zip(cells, strategies, strict=True)) == sorted(
+        (cell, s) for cell in set(cells) for s in ("I", "II")
+    )
+    colours = [list(dict.fromkeys(cells)).index(cell) for cell in cells] if paired else list(range(len(shown)))
+    if paired and len(shown) == 2:
+        colours = [int(name == "I") for name in strategies]  # as in the figures
+    return [{"colour": k % 8, "dashed": name == "I"} for k, name in zip(colours, strategies, strict=True)]
 
 
 def _metric(name: str) -> Record:
@@ -116,6 +121,8 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
     notes = list(dict.fromkeys(note for one in runs for note in one.notes))
     networks = [_network(network, run.choice("topology"), notes) for network in run.networks]
     _stay_in_place(networks)
+    if not networks and (run.path / METRICS).exists():
+        notes.append("no network.json: the graph and the mixing rows are not known")
     nodes = _nodes(run, numbers, notes)
     curves = _curves(runs, points, notes)
     reason = run.reason

@@ -22,13 +22,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One group's result: the late mean of every seed, and how much values scatter within a run."""
+    """One group's result: the late mean of every seed."""
 
     name: str
     weights_topology: tuple[str, str]
     strategy: str
-    seeds: list[float]
-    scatter: float
+    by_seed: dict[str, float]
+    late: list[float]  # the values of the first seed
+
+    @property
+    def seeds(self) -> list[float]:
+        return list(self.by_seed.values())
 
     @property
     def mean(self) -> float:
@@ -37,7 +41,15 @@ class Standing:
     @property
     def spread(self) -> float:
         """Over seeds; of a single one, that of its own late values."""
-        return float(np.std(self.seeds, ddof=1)) if len(self.seeds) > 1 else self.scatter
+        return float(np.std(self.seeds, ddof=1)) if len(self.seeds) > 1 else float(np.std(self.late))
+
+    def is_noise(self, other: Standing) -> bool:
+        """Whether the difference is smaller than what scatters; two runs of one seed share their noise."""
+        noise = max(self.spread, other.spread)
+        alone = len(self.seeds) == 1 and self.by_seed.keys() == other.by_seed.keys()
+        if alone and len(self.late) == len(other.late):
+            noise = float(np.std(np.subtract(self.late, other.late)))
+        return abs(self.mean - other.mean) < noise
 
 
 def verdict(runs: Sequence[Run]) -> Verdict:
@@ -104,17 +116,20 @@ def _of_several(runs: Sequence[Run]) -> Verdict:
         return Verdict(f"{len(runs)} runs, none of them finished: too early for a verdict.", states)
     if len(objectives) == 1:
         (found,) = objectives.values()
-        return Verdict(_headline(found, measure), [*_how(found, measure), *states])
+        pairs = _pairs(found)
+        if pairs:
+            best = [_headline(found, measure)] * (len(pairs) > 1)
+            return Verdict(_of_strategies(pairs, measure), [*best, _how(found, measure), *states])
+        return Verdict(_headline(found, measure), [_how(found, measure), *states])
     headline = f"{len(runs)} runs of {len(objectives)} different objectives: each is compared with its like only."
     return Verdict(headline, [*(_headline(found, measure) for found in objectives.values()), *states])
 
 
 def objective(run: Run) -> str:
-    """What decides which loss is minimised: the problem's settings and the weights of the nodes."""
-    settings = choices(run)
-    sizes = [run.summary.get("nodes", ""), *run.network.get("weights", [])]
-    kept = [f"{key}={value}" for key, value in sorted(settings.items()) if key.split(".")[0] in ("problem", "weights")]
-    return " ".join([*kept, *map(str, sizes)])
+    """What decides which loss is minimised: the problem's settings, the weights of the nodes, and who was lost."""
+    settings = sorted(choices(run).items())
+    kept = [f"{key}={value}" for key, value in settings if key.split(".")[0] in ("problem", "weights", "nodes")]
+    return " ".join([*kept, *(str(network["nodes"]) for network in run.networks[1:])])
 
 
 def names_of(groups: Sequence[Group]) -> list[str]:
@@ -138,7 +153,8 @@ def _standing(group: Group, name: str, measure: Measure) -> Standing | None:
         return None
     run = group.runs[0]
     cell = (run.choice("weights"), run.choice("topology"))
-    return Standing(name, cell, run.choice("strategy"), seeds.tolist(), float(np.nanstd(late, axis=0).mean()))
+    by_seed = dict(zip((one.choice("seed") for one in group.runs), seeds.tolist(), strict=True))
+    return Standing(name, cell, run.choice("strategy"), by_seed, late[:, 0].tolist())
 
 
 def _headline(found: Sequence[Standing], measure: Measure) -> str:
@@ -150,35 +166,55 @@ def _headline(found: Sequence[Standing], measure: Measure) -> str:
     second = ranked[1]
     if np.isclose(best.mean, second.mean, rtol=1e-9):
         return f"{best.name} and {second.name} have the same {measure.label}, {best.mean:.4g}."
-    share = f"{abs(1 - best.mean / second.mean):.1%}"
+    difference = abs(1 - best.mean / second.mean)
+    share = f"{difference:.1%}" if difference >= 0.0005 else "less than 0.1%"
     word, side = ("highest", "above") if measure.higher_is_better else ("lowest", "below")
-    if abs(best.mean - second.mean) < max(best.spread, second.spread):
-        lead = f"{best.name} has the {word} {measure.label}, {best.mean:.4g}, but the {share} to {second.name}"
-        return f"{lead} are within the noise."
+    if best.is_noise(second):
+        lead = f"{best.name} has the {word} {measure.label}, {best.mean:.4g}, but its lead of {share}"
+        return f"{lead} over {second.name} is within the noise."
     return f"{best.name} has the {word} {measure.label}, {best.mean:.4g}: {share} {side} {second.name}."
 
 
-def _how(found: Sequence[Standing], measure: Measure) -> list[str]:
-    """What was compared, how far to trust it, and cell by cell where both strategies ran."""
+def _how(found: Sequence[Standing], measure: Measure) -> str:
+    """What was compared, and how far to trust it."""
     least = min(len(one.seeds) for one in found)
     noise = (
         f"noise is the spread over {least} seeds"
         if least > 1
-        else "one seed each, so noise is how much values scatter within a run; dgt compare runs several seeds"
+        else "one seed each, so noise is how much the difference scatters within a run; dgt compare runs several seeds"
     )
-    words = [f"Compared by the mean of the {measure.late_words} of the iterations; {noise}."]
-    cells: dict[tuple[str, str], dict[str, float]] = {}
+    return f"Compared by the mean of the {measure.late_words} of the iterations; {noise}."
+
+
+Pair = tuple[Standing, Standing]  # Strategy I and Strategy II on the same network
+
+
+def _pairs(found: Sequence[Standing]) -> list[Pair]:
+    """Both strategies on every network, if that is all there is."""
+    cells: dict[tuple[str, str], dict[str, Standing]] = {}
     for one in found:
-        cells.setdefault(one.weights_topology, {})[one.strategy] = one.mean
-    pairs = [(cell, both) for cell, both in cells.items() if {"I", "II"} <= set(both)]
-    if pairs and len(found) == sum(len(both) for both in cells.values()):
-        ratios = ", ".join(f"{topology} {_change(both['II'], both['I'])}" for (_, topology), both in pairs)
-        words.append(f"Strategy II against Strategy I: {ratios}.")
-    return words
+        cells.setdefault(one.weights_topology, {})[one.strategy] = one
+    complete = all(set(both) == {"I", "II"} for both in cells.values()) and len(found) == 2 * len(cells)
+    return [(both["I"], both["II"]) for both in cells.values()] if complete else []
 
 
-def _change(new: float, old: float) -> str:
-    return f"{new / old - 1:+.1%}".replace("-", "−")
+def _of_strategies(pairs: Sequence[Pair], measure: Measure) -> str:
+    """Network by network: by how much, and in how many seeds, or whether a single run could say so."""
+    changes = []
+    for one, two in pairs:
+        share = two.mean / one.mean - 1
+        common = [seed for seed in one.by_seed if seed in two.by_seed]
+        if len(common) > 1:
+            lower = sum((two.by_seed[seed] - one.by_seed[seed]) * share > 0 for seed in common)
+            trust = f"in {lower} of {len(common)} seeds"
+        else:
+            trust = "within the noise" if two.is_noise(one) else "more than noise"
+        changes.append((share, f"on {one.weights_topology[1]} ({trust})"))
+    if all(share < 0 for share, _ in changes):
+        parts = ", ".join(f"by {-share:.1%} {words}" for share, words in changes)
+        return f"Strategy II has a lower {measure.label} than Strategy I: {parts}."
+    parts = ", ".join(f"{share:+.1%} {words}".replace("-", "−", 1) for share, words in changes)
+    return f"Strategy II against Strategy I in {measure.label}: {parts}."
 
 
 def capital(words: str) -> str:

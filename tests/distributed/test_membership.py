@@ -125,6 +125,11 @@ def test_a_run_reaches_the_optimum_of_those_who_are_left(lost: int, tmp_path: Pa
     assert rows[-1]["iteration"] == 300
     assert rows[-1]["distance"] < 1e-12, "their own optimum"
     assert commits(tmp_path / "r")[-1].world == 5
+    networks = json.loads((tmp_path / "r" / "network.json").read_text())
+    assert [network["nodes"] for network in networks] == [list(range(6)), event["members"]]
+    assert networks[1]["iteration"] == event["iteration"]
+    assert sum(networks[1]["weights"]) == pytest.approx(5)
+    assert [sum(row.values()) for row in networks[1]["mixing"]] == pytest.approx([1] * 5)
 
 
 def test_several_losses_one_after_the_other(tmp_path: Path) -> None:

@@ -6,21 +6,28 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from dgt.config import Config
+from dgt.launch import JoinOptions, start_ranks
+from dgt.node import Node
 from dgt.report import command, html
 from dgt.report.payload import DRAWN, payload
 from dgt.report.runs import Run, read
+from dgt.training.metrics import evaluate
 from dgt.training.recording import MOST_NODES
-from tests.distributed.runs import train
+from dgt.training.session import Session
+from dgt.training.setup import network_of
+from tests.distributed.runs import configured, train
 from tests.report import crafted as made_up
 from tests.report.test_runs import crafted
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this host")]
+pytestmark = pytest.mark.heavy
 
 SETTINGS = ("weights=[3,1,4,2]", "topology=ring", "iterations=40", "eval_every=4", "checkpoint.keep_last=0")
 
@@ -36,6 +43,8 @@ def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[sync_api.Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this host")
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # root has no sandbox
         yield started
@@ -109,9 +118,32 @@ def test_a_run_directory_holds_what_the_page_shows(run_dirs: list[Path]) -> None
     assert (run.environment["ranks"], run.environment["hosts"]) == (4, 1)
 
 
+@dataclass(frozen=True)
+class BothWays:
+    """Every node's values of one evaluation, gathered as of a small model and summed as of a large one."""
+
+    config: Config
+
+    def run(self, node: Node) -> list[dict[str, list[float]]] | None:
+        weights, graph = network_of(self.config, node.placement)
+        session = Session(self.config, node, weights, graph, [0])
+        for iteration in range(5):
+            session.step(iteration)
+        found = [evaluate(session.problem, session.optimizer, None, most) for most in (1 << 20, 0)]
+        return [{name: values.tolist() for name, values in both[1].items()} for both in found if both is not None]
+
+
+def test_large_models_tell_the_same_of_every_node(tmp_path: Path) -> None:
+    config = configured(tmp_path / "r", *SETTINGS)
+    gathered, summed = start_ranks(BothWays(config), 4, JoinOptions.from_config(config))[0]
+    assert set(gathered) == {"loss", "waited", "from_average"}
+    assert summed["loss"] == gathered["loss"]
+    assert summed["from_average"] == pytest.approx(gathered["from_average"], rel=1e-9)
+
+
 def test_hover_measure_and_legend(run_dirs: list[Path], opened) -> None:
     window = opened([read(path) for path in run_dirs])
-    assert window.text("h1").startswith("list ring I")
+    assert window.text("h1").startswith("Strategy II ")
     assert window.page.locator("#plot .curve").count() == 2
     window.page.hover("#plot", position={"x": 400, "y": 200})
     tip = window.text(".tip")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from dgt import cli
 from dgt.checks import ConfigError
 from dgt.config import Config
 from dgt.report import command
 from dgt.report.html import page
 from dgt.report.runs import FAILED, FINISHED, GOING_ON, SILENT, STOPPED, find, read, search
 from dgt.report.verdict import verdict
+from tests.report import crafted as made_up
 
 LINES = [{"iteration": k, "loss": 10.0 / (k + 1), "grad_norm": 5.0 / (k + 1), "seconds": 0.1 * k} for k in (0, 3, 6)]
 
@@ -188,9 +191,50 @@ def test_the_verdict_names_the_lower_run_and_doubts_what_noise_could_do(tmp_path
         return run_dir
 
     late("I", [9, 9, 9, 9, 2.0, 2.1])
+    higher = late("II", [9, 9, 9, 9, 3.0, 3.15])
+    assert "in weighted gradient norm: +50.0% on ring (more than noise)" in verdict(find([tmp_path])).headline
+    shutil.rmtree(higher)
     clear = late("II", [9, 9, 9, 9, 1.0, 1.05])
+    words = "Strategy II has a lower weighted gradient norm than Strategy I: by 50.0% on ring "
+    assert verdict(find([tmp_path])).headline == f"{words}(more than noise)."
+    crafted(tmp_path / "star", topology={"name": "star"}, iterations=6)
     found = verdict(find([tmp_path]))
-    assert found.headline == "A ring II has the lowest weighted gradient norm, 1.025: 50.0% below A ring I."
-    assert "Strategy II against Strategy I: ring −50.0%." in found.details
-    (clear / "metrics.jsonl").write_text((tmp_path / "I" / "metrics.jsonl").read_text().replace("2.1", "2.09"))
+    assert found.headline.startswith("A star II has the lowest weighted gradient norm, 0.7143: 30.3% below A ring II")
+    shutil.rmtree(tmp_path / "star")
+    (clear / "metrics.jsonl").write_text((tmp_path / "I" / "metrics.jsonl").read_text().replace("2.1", "2.05"))
     assert "within the noise" in verdict(find([tmp_path])).headline
+
+
+def test_the_verdict_counts_seeds() -> None:
+    found = verdict(made_up.runs(seeds=3, topologies=["ring"]))
+    assert found.headline.endswith("on ring (in 3 of 3 seeds).")
+    assert "the spread over 3 seeds" in found.details[0]
+
+
+@pytest.mark.heavy
+def test_the_command_names_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = crafted(tmp_path / "r")
+    cli.main(["report", str(run_dir), "--json"])
+    written = [Path(name) for name in json.loads(capsys.readouterr().out)]
+    assert written[0] == run_dir / "report.html"
+    assert {"table.csv", "table.md"} <= {path.name for path in written}
+    assert any(path.parent == run_dir / "figures" for path in written)
+    assert all(path.exists() for path in written)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["report", str(tmp_path / "nowhere")])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_ends_following_and_leaves_a_page_that_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = crafted(tmp_path / "r", "open")
+    seen = []
+
+    def interrupted(seconds: float) -> None:
+        seen.append((run_dir / "report.html").read_text())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.time, "sleep", interrupted)
+    assert command.follow([str(run_dir)]) is False
+    assert '"live":true' in seen[0]
+    assert '"live":false' in (run_dir / "report.html").read_text()

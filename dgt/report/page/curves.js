@@ -45,6 +45,7 @@ function drawCurves(data, state) {
   const y = scale(low, high, height - margin.bottom, margin.top, state.log);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": "true" });
   drawAxes(picture, { x, y, low, high, along, width, height, margin, log: state.log, title: titled(metric) });
+  if (shown.length === 1) drawEvents(picture, shown[0].events, { x, along, height, margin });
   for (const run of shown) picture.append(band(run, metric.name, x, y, usable));
   for (const run of shown) picture.append(line(run, metric.name, x, y, usable), ...points(run, metric.name, x, y, usable));
   if (labelled) drawLabels(picture, shown, metric.name, y, usable, { width, height, margin });
@@ -78,6 +79,17 @@ function drawAxes(picture, box) {
     svg("text", { x: margin.left - 50, y: 12, id: "y-title" }, box.title),
     svg("text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, "iteration"),
   );
+}
+
+/** What happened to a run, where it happened. */
+function drawEvents(picture, events, { x, along, height, margin }) {
+  for (const { iteration, words: said } of events) {
+    if (iteration < along[0] || iteration > along[1]) continue;
+    picture.append(
+      svg("line", { x1: x(iteration), x2: x(iteration), y1: margin.top, y2: height - margin.bottom, stroke: "var(--warn)", "stroke-dasharray": "3 4" }),
+      svg("text", { x: x(iteration) + 6, y: margin.top + 10, style: "fill:var(--warn)" }, said.split(/ at iteration|;/)[0]),
+    );
+  }
 }
 
 /** The 10 to 90 % band over the seeds of a run that has several. */

@@ -34,6 +34,7 @@ function domainOf(run, moment, name, fixed) {
 
 function drawNetwork(data, state, choose) {
   const run = data.runs[state.run], moment = momentOf(run, state), network = moment.network;
+  byId("network").hidden = !data.runs.some((one) => one.networks.length);
   const metric = nodeMetrics(run, data).find((one) => one.name === state.colour);
   if (!network) {
     byId("graph").replaceChildren(make("p", { class: "empty" }, "This run did not write down its network."));

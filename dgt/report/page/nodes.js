@@ -33,7 +33,7 @@ function bars(values, names, chosen, choose, tell) {
       svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, words(tick)),
     );
   }
-  const every = Math.ceil(n / 16);
+  const every = Math.ceil(n * 20 / (width - left));
   names.forEach((name, i) => {
     const value = values[i] ?? 0, top = Math.min(y(value), y(0)), tall = Math.abs(y(value) - y(0));
     const place = left + i * step;

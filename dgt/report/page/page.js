@@ -2,7 +2,7 @@
 
 const data = JSON.parse(byId("data").textContent);
 
-const state = { metric: data.metric, log: null, part: 0, hidden: [], run: 0, colour: "loss", at: null, fixed: false, node: 0 };
+const state = { metric: data.metric, log: null, part: 0, hidden: [], run: 0, colour: "loss", at: null, fixed: false, node: null };
 
 function recall() {
   try {
@@ -13,9 +13,11 @@ function recall() {
   const run = data.runs[state.run], known = nodeMetrics(run, data).map((metric) => metric.name);
   if (!known.includes(state.colour)) state.colour = known[0];
   const names = run.networks.flatMap((network) => network.names);
-  if (!names.includes(state.node)) state.node = names.length ? names[0] : null;
+  if (!names.includes(state.node)) state.node = names.length ? heaviest(run.networks[run.networks.length - 1]) : null;
   if (state.log === null) state.log = data.metrics.find((metric) => metric.name === state.metric)?.log ?? false;
 }
+
+const heaviest = ({ names, weights }) => names[weights.indexOf(Math.max(...weights))];
 
 function remember() {
   try {
