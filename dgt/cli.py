@@ -20,7 +20,7 @@ from dgt.checks import ConfigError, TrainingError, build, check_range, documente
 from dgt.config import Config
 from dgt.data import cifar10
 from dgt.launch import JoinOptions, LaunchError
-from dgt.network.spectral import gap_table
+from dgt.network.gaps import gap_table
 from dgt.placement import Placement
 from dgt.report import bench as bench_report
 from dgt.report import compare as compare_report

@@ -6,11 +6,13 @@ single-process twin, is made of the same rows: `mixing_matrix`. No rank forms it
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse
 
 from dgt.checks import ConfigError, check_choice, check_range
@@ -55,15 +57,25 @@ def row_without(row: MixingRow, lost: Collection[int]) -> MixingRow:
 def mixing_matrix(graph: nx.Graph, weights: Weights, laziness: float = 0.3) -> scipy.sparse.csr_array:
     """W with lambda^T W = lambda^T and W 1 = 1; with lambda = 1 it is doubly stochastic. Sparse, n x n."""
     check_range("laziness", laziness, 0, 1, open_low=True, open_high=True)
-    rows, columns, values = [], [], []
-    for i in range(graph.number_of_nodes()):
-        told = {j: (float(weights[j]), graph.degree[j]) for j in graph[i]}
-        row = mixing_row(float(weights[i]), graph.degree[i], told, laziness)
-        rows += [i] * (len(row.neighbours) + 1)
-        columns += [i, *row.neighbours]
-        values += [row.own, *row.neighbours.values()]
     n = graph.number_of_nodes()
-    return scipy.sparse.csr_array((values, (rows, columns)), shape=(n, n))
+    ends = edge_array(graph)
+    rows, columns = np.concatenate([ends, ends[:, ::-1]]).T
+    order = np.lexsort((columns, rows))
+    rows, columns = rows[order], columns[order]
+    degrees = np.bincount(rows, minlength=n)
+    share = weights / np.maximum(degrees, 1)
+    values = (1 - laziness) * np.minimum(share[rows], share[columns]) / weights[rows]  # as in `mixing_row`
+    each, first = values.tolist(), np.concatenate([[0], np.cumsum(degrees)]).tolist()
+    own = [1.0 - sum(each[start:end]) for start, end in itertools.pairwise(first)]  # to the last bit as well
+    everyone = np.arange(n)
+    entries = np.concatenate([values, own]), (np.concatenate([rows, everyone]), np.concatenate([columns, everyone]))
+    return scipy.sparse.csr_array(entries, shape=(n, n))
+
+
+def edge_array(graph: nx.Graph) -> npt.NDArray[np.int64]:
+    """[edges, 2], the two ends of every edge."""
+    flat = np.fromiter(itertools.chain.from_iterable(graph.edges), np.int64, 2 * graph.number_of_edges())
+    return flat.reshape(-1, 2)
 
 
 @dataclass(frozen=True, slots=True)

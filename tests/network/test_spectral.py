@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 from dgt.network import graphs, weights
+from dgt.network.gaps import gap_table
 from dgt.network.mixing import mixing_matrix
-from dgt.network.spectral import gap_table, spectral_gap
+from dgt.network.spectral import spectral_gap
 
 
 def test_every_standard_cell_of_the_papers_table_to_the_printed_digits() -> None:
