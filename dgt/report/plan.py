@@ -1,0 +1,129 @@
+"""The words of `dgt plan`: a table, a sentence with its reason, and what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dgt.report.tables import table
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def text(found: Mapping[str, Any], written: str | None = None) -> str:
+    """All of it; `written` is the folder the config was written to."""
+    lines = [table([_shown(row, found) for row in found["rows"]]), ""]
+    lines += [f"left out: {name} ({why})" for name, why in found["left_out"].items()]
+    lines += [_strategies(found), "", reason(found)]
+    lines += [*_step_words(found), *_assumptions(found), ""]
+    lines += ["dgt train " + " ".join(_for_shell(word) for word in found["overrides"])]
+    if written is not None:
+        lines += [f"dgt train --config-dir {written} experiment=plan"]
+    else:
+        lines += ["", "the same as a file, FOLDER/experiment/plan.yaml (write=FOLDER writes it):"]
+        lines += [f"  {line}" for line in found["fragment"].splitlines()]
+    return "\n".join(lines)
+
+
+def reason(found: Mapping[str, Any]) -> str:
+    """One sentence: what to take, and why."""
+    best, chosen = found["rows"][0], found["recommendation"]
+    name = "Either strategy" if chosen["either"] else f"Strategy {chosen['strategy']}"
+    if found["ranked_by"] == "time" and best["seconds"] is not None:
+        why = (
+            f"reaches {found['accuracy']:g} of its first gradient norm soonest, in {duration(best['seconds'])} "
+            f"({best['iterations']} iterations of {duration(best['iteration_seconds'])})"
+        )
+    else:
+        why = f"has the lowest predicted gradient norm, {best['error']:.3g} at the end of {found['iterations']} iterations"
+    cheaper = [row for row in found["rows"][1:] if row["stable"] and row["error"] < best["error"]]
+    if cheaper and found["ranked_by"] == "error":
+        why = (
+            f"has a predicted gradient norm of {best['error']:.3g} at the end of {found['iterations']} iterations, "
+            f"within 1 % of the lowest, for fewer bytes"
+        )
+    return f"{name} on {chosen['topology']}: {why}{_against(found)}."
+
+
+def _against(found: Mapping[str, Any]) -> str:
+    """By how much the other strategy, on the same graph, is behind."""
+    if found["uniform"]:
+        return "; with equal weights both strategies are the same algorithm"
+    choice = next((c for c in found["choices"] if c["topology"] == found["recommendation"]["topology"]), None)
+    if choice is None:
+        return ""
+    if choice["either"]:
+        return "; the strategies differ by less than 1 % there"
+    if choice["strategy"] == found["recommendation"]["strategy"]:
+        loser = "I" if choice["strategy"] == "II" else "II"
+        return f"; its error is {choice['advantage']:.0%} below that of Strategy {loser} there"
+    return ""
+
+
+def _strategies(found: Mapping[str, Any]) -> str:
+    words = [
+        f"{choice['topology']} {'either' if choice['either'] else choice['strategy']}" for choice in found["choices"]
+    ]
+    return f"strategy by graph: {', '.join(words)}" if words else "strategy: as given"
+
+
+def _step_words(found: Mapping[str, Any]) -> list[str]:
+    best, chosen = found["rows"][0], found["recommendation"]
+    words = (
+        f"Step size: lr={found['lr']:g} is stable (up to {best['lr_stable']:.3g}; proved up to {best['lr_proved']:.2g})"
+    )
+    if chosen["best_lr"] is not None and chosen["best_lr_error"] < 0.95 * best["error"]:
+        words += f"; lr={chosen['best_lr']:.2g} would end at {chosen['best_lr_error']:.3g}"
+    return [words + "."]
+
+
+def _assumptions(found: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if found["problem"] != "least_squares":
+        lines += [f"Convergence is that of least squares at lr={found['lr']:g}, standing in for {found['problem']}."]
+    if found["bandwidth"] is not None:
+        lines += [
+            f"Time: {found['bandwidth']:.3g} GB/s per node, {found['latency']:.3g} us per message, "
+            f"{found['compute']:g} ms per gradient."
+        ]
+    else:
+        lines += ["bandwidth=GB/s latency=us compute=ms, or measure=true, ranks by time."]
+    return lines
+
+
+def _shown(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
+    shown = {
+        "strategy": row["strategy"],
+        "topology": row["topology"],
+        "gradient norm": f"{row['error']:.4g}" if row["stable"] else "diverges",
+        "iterations": "" if row["iterations"] is None or not row["stable"] else str(row["iterations"]),
+        "gap": f"{row['gap']:.3g}",
+        "contraction": f"{row['contraction']:.5f}" if row["contraction"] is not None else "",
+        "stable lr": f"{row['lr_stable']:.3g}",
+        "proved lr": f"{row['lr_proved']:.2g}",
+        "degree": str(row["degree"]),
+        "sent": size(row["bytes"]),
+    }
+    if found["bandwidth"] is not None:
+        shown["iteration"] = duration(row["iteration_seconds"])
+        shown["time"] = "" if row["seconds"] is None or not row["stable"] else duration(row["seconds"])
+    return shown
+
+
+def size(count: float) -> str:
+    for unit in UNITS:
+        if count < 1000 or unit == UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    for factor, unit in ((1e6, "us"), (1e3, "ms"), (1.0, "s")):
+        if seconds * factor < 1000 or unit == "s":
+            break
+    return f"{seconds * factor:.3g} {unit}" if seconds < 6000 else f"{seconds / 3600:.3g} h"
+
+
+def _for_shell(word: str) -> str:
+    return f'"{word}"' if set(word) & set(" '[]{}()") else word
