@@ -434,7 +434,7 @@ def as_dict(found: Plan) -> dict[str, Any]:
         "recommendation": {
             "strategy": best.strategy,
             "topology": best.topology,
-            "either": other is not None and abs(planner.advantage(best.prediction, other.prediction)) <= planner.TIE,
+            "either": other is not None and not planner.advantage(best.prediction, other.prediction).is_clear,
             "best_lr": found.best_lr,
             "best_lr_error": found.best_lr_error,
         },
@@ -449,9 +449,8 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "mean_bytes", "error", "iterations", "iteration_seconds", "seconds",
     )  # fmt: skip
     values = {name: getattr(row, name) for name in names} | {"stable": row.is_stable}
-    return {
-        key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in values.items()
-    }
+    infinite = [key for key, value in values.items() if isinstance(value, float) and not np.isfinite(value)]
+    return values | dict.fromkeys(infinite)
 
 
 def _choices(found: Plan) -> Iterator[dict[str, Any]]:
@@ -460,6 +459,6 @@ def _choices(found: Plan) -> Iterator[dict[str, Any]]:
         other = found.other_strategy(row)
         if other is not None:
             ahead = planner.advantage(row.prediction, other.prediction)
-            if ahead > 0 or (ahead == 0 and row.strategy == "II"):
-                either = ahead <= planner.TIE
-                yield {"topology": row.topology, "strategy": row.strategy, "advantage": ahead, "either": either}
+            if ahead.share > 0 or (ahead.share == 0 and row.strategy == "II"):
+                choice = {"topology": row.topology, "strategy": row.strategy, "either": not ahead.is_clear}
+                yield choice | {"advantage": ahead.share, "uncertainty": ahead.uncertainty}

@@ -184,7 +184,7 @@ def ranked(items: Sequence[Item], value: Callable[[Item], float], cost: Callable
 
 
 def iteration_seconds(compute: float, latency: float, sending: float, overlaps: bool) -> float:
-    """z and then y travel, `latency` + `sending` seconds each; y while the next gradient is computed, if it overlaps."""
+    """z and then y travel, `latency` + `sending` seconds each; y while the next gradient is computed, if allowed."""
     travel = latency + sending
     return travel + max(compute, travel) if overlaps else compute + latency + 2 * sending
 

@@ -35,11 +35,11 @@ def reason(found: Mapping[str, Any]) -> str:
             f"({best['iterations']} iterations of {duration(best['iteration_seconds'])})"
         )
     else:
-        why = f"has the lowest predicted gradient norm, {best['error']:.3g} at the end of {found['iterations']} iterations"
+        why = f"has the lowest predicted gradient norm, {best['error']:.3g} after {found['iterations']} iterations"
     cheaper = [row for row in found["rows"][1:] if row["stable"] and row["error"] < best["error"]]
     if cheaper and found["ranked_by"] == "error":
         why = (
-            f"has a predicted gradient norm of {best['error']:.3g} at the end of {found['iterations']} iterations, "
+            f"has a predicted gradient norm of {best['error']:.3g} after {found['iterations']} iterations, "
             f"within 1 % of the lowest, for fewer bytes"
         )
     return f"{name} on {chosen['topology']}: {why}{_against(found)}."
@@ -53,7 +53,7 @@ def _against(found: Mapping[str, Any]) -> str:
     if choice is None:
         return ""
     if choice["either"]:
-        return "; the strategies differ by less than 1 % there"
+        return "; the strategies differ by no more than chance there"
     if choice["strategy"] == found["recommendation"]["strategy"]:
         loser = "I" if choice["strategy"] == "II" else "II"
         return f"; its error is {choice['advantage']:.0%} below that of Strategy {loser} there"
@@ -69,9 +69,8 @@ def _strategies(found: Mapping[str, Any]) -> str:
 
 def _step_words(found: Mapping[str, Any]) -> list[str]:
     best, chosen = found["rows"][0], found["recommendation"]
-    words = (
-        f"Step size: lr={found['lr']:g} is stable (up to {best['lr_stable']:.3g}; proved up to {best['lr_proved']:.2g})"
-    )
+    limits = f"up to {best['lr_stable']:.3g}; proved up to {best['lr_proved']:.2g}"
+    words = f"Step size: lr={found['lr']:g} is stable ({limits})"
     if chosen["best_lr"] is not None and chosen["best_lr_error"] < 0.95 * best["error"]:
         words += f"; lr={chosen['best_lr']:.2g} would end at {chosen['best_lr_error']:.3g}"
     return [words + "."]
