@@ -16,7 +16,7 @@ Nothing is sampled: what is left to chance is only which problem is drawn (h, b 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,6 +34,8 @@ Item = TypeVar("Item")
 
 EXACT_NODES = 128  # up to here the contraction is an eigenvalue, above a growth rate
 GROWTH_STEPS = 300
+FEW_DRAWS = 2  # where an estimate suffices
+PROBES = 16  # random vectors that stand for all nodes
 STEPS_TRIED = 32  # step sizes tried side by side
 ROUNDING = 1e-13  # of the start: below it there is only rounding
 TIE = 0.01  # relative difference up to which two predictions are the same
@@ -48,6 +50,10 @@ class Quadratic:
     pull: Array  # [nodes, draws, dimension], b_i
     start: Array  # [nodes, draws, dimension]
     noise: float
+
+    def first(self, draws: int) -> Quadratic:
+        """Some of the draws."""
+        return Quadratic(self.curvature[:, :draws], self.pull[:, :draws], self.start[:, :draws], self.noise)
 
     def optimum(self, weights: Weights) -> Array:
         """theta* = sum lambda_i b_i / sum lambda_i h_i, [draws, dimension]."""
@@ -85,23 +91,55 @@ class System:
 def expected_norms(system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int]) -> Array:
     """E |1/n sum_i lambda_i grad F_i(theta_i)| at these iterations: [times, draws]; inf once it overflows."""
     n, draws, dimension = quadratic.pull.shape
+    r = np.zeros((n, draws, 1)), np.tile(system.plan.average_weights[:, None, None], (1, draws, 1))
+    with np.errstate(all="ignore"):
+        moments = _moments(system, weights, quadratic, lr, times, r)
+        norms = [expected_norm((mean[:, 0] ** 2).sum(-1), variance[:, 0], dimension) for mean, variance in moments]
+    return _or_infinite(np.array(norms))
+
+
+def expected_consensus(
+    system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int], probes: int = PROBES
+) -> Array:
+    """sqrt(E 1/n sum_i lambda_i |theta_i - average|^2) at these iterations: [times, draws].
+
+    E |C theta|^2 with C = diag(lambda/n)^1/2 (I - 1 pi^T) is the mean of E (z^T C theta)^2 over random signs z.
+    """
+    n, draws, dimension = quadratic.pull.shape
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (n, 1, probes)) * np.sqrt(weights / n)[:, None, None]
+    p = np.tile(signs - system.plan.average_weights[:, None, None] * signs.sum(0), (1, draws, 1))
+    with np.errstate(all="ignore"):
+        moments = _moments(system, weights, quadratic, lr, times, (p, np.zeros_like(p)))
+        squares = [(mean**2).sum(-1) + dimension * variance for mean, variance in moments]
+        return _or_infinite(np.sqrt(np.array(squares).mean(-1)))
+
+
+def _moments(
+    system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int], r: tuple[Array, Array]
+) -> Iterator[tuple[Array, Array]]:
+    """Mean [draws, vectors, dimension] and variance [draws, vectors] of r^T x_t at these times, ascending.
+
+    r is (p, s), each [nodes, draws, vectors], without a part of the invariant direction.
+    """
+    n, draws, vectors = r[0].shape
     G = system.plan.gradient_scale[:, None]
     theta = quadratic.start - quadratic.optimum(weights)
     u = G[..., None] * (quadratic.curvature[..., None] * quadratic.start - quadratic.pull)
     x = np.ascontiguousarray(np.concatenate([theta, u]).transpose(1, 0, 2))  # [draws, 2 nodes, dimension]
-    p, s = np.zeros((n, draws)), np.repeat(system.plan.average_weights[:, None], draws, axis=1)
-    variance = np.zeros(draws)
-    found, wanted = [], set(times)
-    with np.errstate(all="ignore"):
-        for t in range(max(times) + 1):
-            if t in wanted:
-                mean = np.matmul(np.concatenate([p, s]).T[:, None, :], x)[:, 0]
-                found.append(expected_norm((mean**2).sum(-1), variance, dimension))
-            before = s
-            p, s = system.back(p, s, quadratic.curvature, lr)
-            variance = variance + quadratic.noise**2 * ((G * (s - before)) ** 2).sum(0)
-    norms = np.array(found)
-    return np.where(np.isfinite(norms), norms, np.inf)
+    p, s = (half.reshape(n, -1) for half in r)
+    curvature, variance = np.repeat(quadratic.curvature, vectors, axis=1), np.zeros(draws * vectors)
+    wanted = set(times)
+    for t in range(max(times) + 1):
+        if t in wanted:
+            rows = np.concatenate([p, s]).reshape(2 * n, draws, vectors).transpose(1, 2, 0)
+            yield np.matmul(rows, x), variance.reshape(draws, vectors)
+        before = s
+        p, s = system.back(p, s, curvature, lr)
+        variance = variance + quadratic.noise**2 * ((G * (s - before)) ** 2).sum(0)
+
+
+def _or_infinite(values: Array) -> Array:
+    return np.where(np.isfinite(values), values, np.inf)
 
 
 def expected_norm(squared_mean: Array, variance: Array, dimension: int) -> Array:
@@ -115,10 +153,11 @@ def expected_norm(squared_mean: Array, variance: Array, dimension: int) -> Array
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How the weighted gradient norm is expected to fall."""
+    """How the weighted gradient norm is expected to fall, and how nodes come to agree."""
 
     times: list[int]
     norms: Array  # [times, draws]
+    consensus: Array  # [times, some of the draws]
 
     @property
     def start(self) -> float:
@@ -126,23 +165,39 @@ class Prediction:
 
     @property
     def errors(self) -> Array:
-        """Mean over the last fifth of the iterations, as in summary.json, of each draw."""
-        late = np.array(self.times) >= 0.8 * self.times[-1]
-        return np.maximum(self.norms[late].mean(0), ROUNDING * self.norms[0])
+        """Of each draw, the mean over the last fifth of the iterations, as in summary.json."""
+        return np.maximum(self._late(self.norms), ROUNDING * self.norms[0])
 
     @property
     def error(self) -> float:
         return float(self.errors.mean())
 
+    @property
+    def late_consensus(self) -> float:
+        return float(self._late(self.consensus).mean())
+
+    def _late(self, values: Array) -> Array:
+        """Mean over the last fifth of the iterations, of each draw."""
+        return values[np.array(self.times) >= 0.8 * self.times[-1]].mean(0)
+
     def reached(self, share: float) -> int | None:
-        """The first of the times at which the norm is at most this share of its start, if any."""
-        below = np.flatnonzero(self.norms.mean(1) <= share * self.start)
-        return self.times[below[0]] if below.size else None
+        """The first of the times at which the gradient norm is at most this share of its start, if any."""
+        return self._first(self.norms.mean(1) <= share * self.start)
+
+    def agreed(self, share: float) -> int | None:
+        """The first of the times at which gradient norm and consensus error both are."""
+        consensus = self.consensus.mean(1)
+        return self._first((self.norms.mean(1) <= share * self.start) & (consensus <= share * consensus[0]))
+
+    def _first(self, there: npt.NDArray[np.bool_]) -> int | None:
+        return self.times[int(np.argmax(there))] if there.any() else None
 
 
 def predict(system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int]) -> Prediction:
     """What to expect of a run that is evaluated at these iterations."""
-    return Prediction(list(times), expected_norms(system, weights, quadratic, lr, times))
+    norms = expected_norms(system, weights, quadratic, lr, times)
+    consensus = expected_consensus(system, weights, quadratic.first(FEW_DRAWS), lr, times)
+    return Prediction(list(times), norms, consensus)
 
 
 @dataclass(frozen=True, slots=True)
