@@ -76,6 +76,8 @@ class TopologyConfig:
     """Seed of the random graphs (erdos_renyi, geometric, tailored); independent of the run's seed."""
     avg_degree: float | None = None
     """tailored: average degree; null is 5 up to 16 nodes and 10 above."""
+    optimize: bool = True
+    """tailored: widen the gap by swapping edges, at the same degrees; false: the graph as the paper draws it."""
     probability: float | None = None
     """erdos_renyi: probability of each edge; null is 2 ln(n) / n."""
     radius: float = 0.3

@@ -7,16 +7,21 @@ graph = dgt.graphs.from_edge_list("edges.txt", 16)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import networkx as nx
 import numpy as np
+from scipy.spatial import cKDTree
 
 from dgt.checks import ConfigError, check_range
 from dgt.config import TopologyConfig
-from dgt.network.tailored import build_graph_from_weights
-from dgt.network.weights import Weights
+from dgt.network.swaps import improved
+from dgt.network.tailored import build_graph_from_weights, default_average_degree
+from dgt.network.weights import Weights, normalise
+
+DENSE = 2000  # nodes up to which erdos_renyi draws a number for every pair
+MOST_EDGES = 10_000_000  # some three gigabytes as a networkx graph
 
 
 def ring(n: int) -> nx.Graph:
@@ -59,6 +64,7 @@ def torus(n: int) -> nx.Graph:
 
 def complete(n: int) -> nx.Graph:
     """Everyone is everyone's neighbour."""
+    _check_edges(f"complete, nodes={n}", n * (n - 1) / 2)
     return _simple(n, ((i, j) for i in range(n) for j in range(i)))
 
 
@@ -72,24 +78,53 @@ def erdos_renyi(n: int, probability: float | None = None, seed: int = 0, tries: 
     p = min(1.0, 2 * math.log(max(n, 2)) / max(n, 2)) if probability is None else probability
     check_range("topology.probability", p, 0, 1, open_low=True)
 
-    def draw(random: np.random.Generator) -> nx.Graph:
-        below = np.argwhere(np.triu(random.random((n, n)) < p, k=1))
-        return _simple(n, ((i, j) for i, j in below.tolist()))
+    label = f"erdos_renyi with topology.probability={p:g}, nodes={n}"
+    _check_edges(label, p * n * (n - 1) / 2)
 
-    return _until_connected(draw, seed, tries, f"erdos_renyi with topology.probability={p:g}, nodes={n}")
+    def draw(random: np.random.Generator) -> nx.Graph:
+        drawn = np.argwhere(np.triu(random.random((n, n)) < p, k=1)) if n <= DENSE else _sparse_pairs(n, p, random)
+        return _simple(n, ((i, j) for i, j in drawn.tolist()))
+
+    return _until_connected(draw, seed, tries, label)
+
+
+def _sparse_pairs(n: int, p: float, random: np.random.Generator) -> np.ndarray:
+    """Each pair with probability p, in time and memory of those drawn: the gaps between them are geometric."""
+    pairs = n * (n - 1) // 2
+    expected = int(p * pairs)
+    gaps = random.geometric(p, size=expected + 10 * math.isqrt(expected) + 100)  # ten standard deviations to spare
+    number = np.cumsum(gaps) - 1
+    number = number[number < pairs]
+    j = ((1 + np.sqrt(8.0 * number + 1)) / 2).astype(np.int64)  # pairs (i, j), i < j, counted by j and then by i
+    j += (j * (j + 1) // 2 <= number).astype(np.int64) - (j * (j - 1) // 2 > number)  # where the root was rounded
+    return np.stack([number - j * (j - 1) // 2, j], axis=1)
 
 
 def geometric(n: int, radius: float = 0.3, seed: int = 0, tries: int = 1000) -> nx.Graph:
     """Uniform points of the unit square, neighbours when at most `radius` apart; redrawn until connected."""
     check_range("topology.radius", radius, 0, open_low=True)
 
+    label = f"geometric with topology.radius={radius:g}, nodes={n}"
+    _check_edges(label, min(math.pi * radius**2, 1) * n * (n - 1) / 2)
+
     def draw(random: np.random.Generator) -> nx.Graph:
         points = random.random((n, 2))
-        distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
-        close = np.argwhere(np.triu(distances <= radius, k=1))
-        return _simple(n, ((i, j) for i, j in close.tolist()))
+        near = cKDTree(points).query_pairs(radius * (1 + 1e-9), output_type="ndarray")
+        near = near[np.linalg.norm(points[near[:, 0]] - points[near[:, 1]], axis=-1) <= radius]
+        return _simple(n, ((i, j) for i, j in near[np.lexsort(near.T[::-1])].tolist()))
 
-    return _until_connected(draw, seed, tries, f"geometric with topology.radius={radius:g}, nodes={n}")
+    return _until_connected(draw, seed, tries, label)
+
+
+def tailored(
+    weights: Sequence[float] | Weights, avg_degree: float | None = None, seed: int = 0, optimize: bool = True
+) -> nx.Graph:
+    """Degrees in proportion to the weights, joined by the paper's algorithm; then edges swapped to widen the gap."""
+    vector = normalise(np.asarray(weights, dtype=np.float64))
+    average = default_average_degree(vector.size) if avg_degree is None else avg_degree
+    _check_edges(f"tailored with topology.avg_degree={average:g}, nodes={vector.size}", average * vector.size / 2)
+    graph = build_graph_from_weights(vector, avg_degree, seed)
+    return improved(graph, vector, seed) if optimize else graph
 
 
 def from_edge_list(path: str | Path, n: int) -> nx.Graph:
@@ -124,7 +159,7 @@ def from_config(config: TopologyConfig, weights: Weights) -> nx.Graph:
     if config.name == "geometric":
         return geometric(n, config.radius, config.seed, config.tries)
     if config.name == "tailored":
-        return build_graph_from_weights(weights, config.avg_degree, config.seed)
+        return tailored(weights, config.avg_degree, config.seed, config.optimize)
     if config.name == "file":
         return from_edge_list(config.path or "", n)
     plain = {
@@ -166,6 +201,11 @@ def _simple(n: int, edges: Iterable[tuple[int, int]]) -> nx.Graph:
     graph.add_nodes_from(range(n))
     graph.add_edges_from((i, j) for i, j in edges if i != j)
     return graph
+
+
+def _check_edges(label: str, edges: float) -> None:
+    if edges > MOST_EDGES:
+        raise ConfigError(f"{label}: some {edges:.2g} edges do not fit; at most {MOST_EDGES:.0e}, take a sparser graph")
 
 
 def _most_square(n: int) -> tuple[int, int]:

@@ -10,10 +10,13 @@ import networkx as nx
 import numpy as np
 
 from dgt.checks import check_range
+from dgt.network.swaps import joined_up
 from dgt.network.weights import Weights
 
 TRIALS = 50
 SWAPS = 1000
+LARGE = 2000
+"""Nodes above which the same steps are taken in ways that do not look at all nodes for each one."""
 
 
 def default_average_degree(n: int) -> float:
@@ -31,10 +34,10 @@ def build_graph_from_weights(weights: Weights, avg_degree: float | None = None, 
     degrees = scale_to_degrees(weights, avg_degree)
     random = np.random.default_rng(seed)
     for _ in range(TRIALS):
-        graph = havel_hakimi_construct(degrees, random)
+        graph = (quick_havel_hakimi if n > LARGE else havel_hakimi_construct)(degrees, random)
         if graph is None:
             continue
-        graph = make_connected(graph, random)
+        graph = quickly_connected(graph, random) if n > LARGE else make_connected(graph, random)
         if nx.is_connected(graph):
             return graph
     return fallback_connected_graph(degrees)
@@ -70,6 +73,48 @@ def havel_hakimi_construct(degrees: list[int], random: np.random.Generator) -> n
             graph.add_edge(hub, other)
             residual[other] -= 1
     return graph
+
+
+def quick_havel_hakimi(degrees: list[int], random: np.random.Generator) -> nx.Graph | None:
+    """The same distribution of graphs from lists of the nodes by residual degree; time in proportion to the edges."""
+    by_degree: list[list[int]] = [[] for _ in range(max(degrees) + 1)]
+    for node, degree in enumerate(degrees):
+        by_degree[degree].append(node)
+    edges = []
+    for largest in range(max(degrees), 0, -1):
+        while by_degree[largest]:
+            hub, needed = _take(by_degree[largest], 1, random)[0], largest
+            chosen: list[tuple[int, list[int]]] = []
+            for degree in range(largest, 0, -1):
+                chosen.append((degree, _take(by_degree[degree], needed, random)))
+                needed -= len(chosen[-1][1])
+                if not needed:
+                    break
+            if needed:
+                return None
+            for degree, nodes in chosen:
+                by_degree[degree - 1] += nodes
+                edges += [(hub, node) for node in nodes]
+    graph = nx.empty_graph(len(degrees))
+    graph.add_edges_from(edges)
+    return graph
+
+
+def _take(nodes: list[int], count: int, random: np.random.Generator) -> list[int]:
+    """Remove and return so many random nodes, or all there are."""
+    for k in range(min(count, len(nodes))) if count < len(nodes) else ():
+        place = int(random.integers(len(nodes) - k))
+        nodes[place], nodes[-1 - k] = nodes[-1 - k], nodes[place]
+    taken = nodes[max(len(nodes) - count, 0) :]
+    del nodes[max(len(nodes) - count, 0) :]
+    return taken
+
+
+def quickly_connected(graph: nx.Graph, random: np.random.Generator) -> nx.Graph:
+    """Swaps as in `make_connected`, of all the smaller components with the largest at once."""
+    connected = nx.empty_graph(graph.number_of_nodes())
+    connected.add_edges_from(joined_up(np.array(graph.edges), graph.number_of_nodes(), random).tolist())
+    return connected
 
 
 def make_connected(graph: nx.Graph, random: np.random.Generator) -> nx.Graph:
