@@ -39,6 +39,7 @@ from dgt.training.plan import (
 from dgt.training.setup import network_of
 
 CANDIDATES = ("ring", "grid", "torus", "exponential", "erdos_renyi", "tailored")
+BOTH = ("strategy=I,II", "strategy=II,I")  # as without them
 QUICK_NODES = 100  # up to here nobody has to wait
 
 
@@ -51,7 +52,7 @@ def settings() -> list[str]:
 def plan(overrides: Sequence[str]) -> Plan:
     """What these overrides ask for."""
     settings, rest = split(overrides)
-    configs, named = candidates(rest, settings)
+    configs, named = candidates(rest)
     weights, _ = network_of(configs[0], Placement("alone"))
     if weights.size == 1:
         raise ConfigError("dgt plan: a network of one node has nothing to choose")
@@ -81,6 +82,8 @@ def split(overrides: Sequence[str]) -> tuple[PlanConfig, list[str]]:
     for override in overrides:
         key = override.partition("=")[0]
         section, _, name = key.partition(".")
+        if override in BOTH:
+            continue
         if section not in top:
             close = difflib.get_close_matches(section, top, 1, cutoff=0.75)
             if close and section not in config_keys and not key.startswith(("hydra", "experiment", "+", "~")):
@@ -95,7 +98,7 @@ def split(overrides: Sequence[str]) -> tuple[PlanConfig, list[str]]:
     return build(PlanConfig, own, ""), rest
 
 
-def candidates(overrides: Sequence[str], settings: PlanConfig) -> tuple[list[Config], bool]:
+def candidates(overrides: Sequence[str]) -> tuple[list[Config], bool]:
     """One config per graph, and whether the user named the graphs; settings of a graph go to those that have them."""
     graph_settings = [word for word in overrides if word.startswith("topology.")]
     rest = [word for word in overrides if word not in graph_settings]

@@ -35,8 +35,9 @@ Item = TypeVar("Item")
 EXACT_NODES = 128  # up to here the contraction is an eigenvalue, above a growth rate
 GROWTH_STEPS = 300
 FEW_DRAWS = 2  # where an estimate suffices
+MANY_NODES = 1000
 PROBES = 16  # random vectors that stand for all nodes
-STEPS_TRIED = 32  # step sizes tried side by side
+STEPS_TRIED = (16, 8, 8)  # step sizes tried side by side, closer and closer
 ROUNDING = 1e-13  # of the start: below it there is only rounding
 TIE = 0.01  # relative difference up to which two predictions are the same
 FAR = 200.0  # squared mean in units of the variance, from which on the mean alone decides
@@ -99,7 +100,7 @@ def expected_norms(system: System, weights: Weights, quadratic: Quadratic, lr: f
 
 
 def expected_consensus(
-    system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int], probes: int = PROBES
+    system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int], probes: int
 ) -> Array:
     """sqrt(E 1/n sum_i lambda_i |theta_i - average|^2) at these iterations: [times, draws].
 
@@ -196,7 +197,8 @@ class Prediction:
 def predict(system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int]) -> Prediction:
     """What to expect of a run that is evaluated at these iterations."""
     norms = expected_norms(system, weights, quadratic, lr, times)
-    consensus = expected_consensus(system, weights, quadratic.first(FEW_DRAWS), lr, times)
+    probes = PROBES if weights.size <= MANY_NODES else PROBES // 4  # many nodes average out
+    consensus = expected_consensus(system, weights, quadratic.first(FEW_DRAWS), lr, times, probes)
     return Prediction(list(times), norms, consensus)
 
 
@@ -262,16 +264,14 @@ def contraction(system: System, curvature: Array, lr: float) -> float:
 
 def largest_stable_step(system: System, curvature: Array) -> float:
     """Up to which step size M contracts, to about one percent, from below; `curvature` is one draw, [nodes]."""
-    most = 4.0 / float((system.plan.gradient_scale * curvature).min())
-    low, high = 1e-3 * most, most
-    for _ in range(2):
-        steps = np.geomspace(low, high, STEPS_TRIED)
+    pulls = system.plan.gradient_scale * curvature
+    low, high = 0.1 / float(pulls.max()), 4.0 / float(system.plan.average_weights @ pulls)  # the average needs 2
+    for tried in STEPS_TRIED:
+        steps = np.geomspace(low, high, tried)
         stable = _growth(system, curvature, steps, GROWTH_STEPS) < 1
-        first = int(np.argmin(stable)) if not stable.all() else len(steps)
-        if first == 0:
-            return low
-        low, high = steps[first - 1], steps[min(first, len(steps) - 1)]
-    return float(low)
+        first = int(np.argmin(stable))
+        low, high = (steps[first - 1], steps[first]) if first else (0.1 * low, low)
+    return 0.99 * float(low)
 
 
 def _growth(system: System, curvature: Array, lr: Array, steps: int) -> Array:

@@ -30,9 +30,10 @@ def reason(found: Mapping[str, Any]) -> str:
     best, chosen = found["rows"][0], found["recommendation"]
     name = "Either strategy" if chosen["either"] else f"Strategy {chosen['strategy']}"
     if found["ranked_by"] == "time" and best["seconds"] is not None:
+        steps = f"{best['iterations']} iterations of {duration(best['iteration_seconds'])}"
         why = (
             f"brings gradient norm and consensus error to {found['accuracy']:.0%} of their start sooner than other "
-            f"graphs, in {duration(best['seconds'])} ({best['iterations']} iterations of {duration(best['iteration_seconds'])})"
+            f"graphs, in {duration(best['seconds'])} ({steps})"
         )
     else:
         why = f"has the lowest predicted gradient norm, {best['error']:.3g} after {found['iterations']} iterations"
@@ -56,6 +57,9 @@ def _against(found: Mapping[str, Any]) -> str:
         return "; the strategies differ by no more than chance there"
     if choice["strategy"] == found["recommendation"]["strategy"]:
         loser = "I" if choice["strategy"] == "II" else "II"
+        other = next(row for row in found["rows"] if (row["strategy"], row["topology"]) == (loser, choice["topology"]))
+        if not other["stable"]:
+            return f"; Strategy {loser} diverges there"
         return f"; its error is {choice['advantage']:.0%} below that of Strategy {loser} there"
     return ""
 

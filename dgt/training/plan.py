@@ -252,6 +252,7 @@ def examine(
     )  # fmt: skip
     times = [t for t in range(config.iterations + 1) if evaluated_at(t, config)]
     prediction = planner.predict(system, weights, quadratic, step_of(config), times)
+    hardest = quadratic.curvature[:, int(np.argmax(prediction.errors))]  # the draw that comes to diverge first
     degree, mean_degree = _largest_degree(graph), 2 * graph.number_of_edges() / weights.size
     seconds = None
     if settings.bandwidth is not None:
@@ -263,9 +264,9 @@ def examine(
         degree=degree,
         mean_degree=mean_degree,
         gap=spectrum.gap,
-        contraction=planner.contraction(system, quadratic.curvature[:, 0], step_of(config)),
+        contraction=planner.contraction(system, hardest, step_of(config)),
         lr_proved=theory.step_limit(on, smoothness(_stand_in(config))),
-        lr_stable=planner.largest_stable_step(system, quadratic.curvature[:, 0]),
+        lr_stable=planner.largest_stable_step(system, hardest),
         bytes=degree * bytes_per_neighbour,
         mean_bytes=mean_degree * bytes_per_neighbour,
         prediction=prediction,
