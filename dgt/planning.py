@@ -188,5 +188,11 @@ def _choices(found: Plan) -> Iterator[dict[str, Any]]:
         other = row.other_strategy(found.rows)
         if other is not None and found.rows.index(row) < found.rows.index(other):
             ahead = planner.advantage(row.prediction, other.prediction)
-            choice = {"topology": row.topology, "strategy": row.strategy, "either": not ahead.is_clear}
-            yield choice | {"advantage": ahead.share, "uncertainty": ahead.uncertainty}
+            yield {
+                "topology": row.topology,
+                "strategy": row.strategy,
+                "either": not ahead.is_clear,
+                "advantage": ahead.share,
+                "uncertainty": ahead.uncertainty,
+                "without_noise": min((row, other), key=lambda one: one.contraction).strategy,
+            }

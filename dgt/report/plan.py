@@ -82,6 +82,9 @@ def _step_words(found: Mapping[str, Any]) -> list[str]:
 
 def _assumptions(found: Mapping[str, Any]) -> list[str]:
     lines = []
+    sooner = [c["topology"] for c in found["choices"] if c["without_noise"] != c["strategy"] and not found["uniform"]]
+    if sooner:
+        lines += [f"Without gradient noise the other strategy would converge faster in the end on {', '.join(sooner)}."]
     if found["problem"] != "least_squares":
         lines += [f"Convergence is that of least squares at lr={found['lr']:g}, standing in for {found['problem']}."]
     if found["bandwidth"] is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 import networkx as nx
@@ -29,6 +30,7 @@ from dgt.training.session import Clock
 from dgt.training.setup import DEFAULT_NODES, network_of
 
 MOST_EDGES = 5_000_000  # a few GB
+MANY_NODES = 20_000  # drawing their graph takes seconds
 NUMBER_BYTES = 8  # float64
 HANDSHAKE_BYTES = 2 * NUMBER_BYTES  # (lambda_i, d_i), once to every neighbour
 NARROW_BYTES = 2  # bfloat16 and float16
@@ -52,11 +54,16 @@ def check(config: Config) -> None:
         raise ConfigError("dtype=float32: dgt simulate computes in float64; leave it out")
     if config.device == "cuda":
         raise ConfigError("device=cuda: dgt simulate computes on the CPU; leave it out")
-    nodes = config.nodes or node_weights.own_length(config.weights) or DEFAULT_NODES
+    nodes = nodes_of(config)
     edges = likely_edges(config.topology, nodes)
     if edges > MOST_EDGES:
         name = config.topology.name
         raise ConfigError(f"topology={name}: about {edges:.2g} edges on {nodes} nodes, at most {MOST_EDGES:g} here")
+
+
+def nodes_of(config: Config) -> int:
+    """How many there will be, before anything is drawn."""
+    return config.nodes or node_weights.own_length(config.weights) or DEFAULT_NODES
 
 
 def likely_edges(topology: TopologyConfig, nodes: int) -> float:
@@ -135,6 +142,8 @@ def simulate(config: Config, show: str = "text") -> dict[str, object]:
     """One run, written to its run directory; returns its summary. Raises `TrainingError` if it diverges."""
     check(config)
     check_logger(config)
+    if nodes_of(config) >= MANY_NODES:
+        print(f"dgt: drawing {config.topology.name} on {nodes_of(config)} nodes", file=sys.stderr, flush=True)
     weights, graph = network_of(config, Placement("alone"))
     config = dataclasses.replace(config, run_dir=claim_run_dir(config))
     assert isinstance(config.problem, LeastSquaresConfig)
