@@ -101,9 +101,7 @@ def train(options: argparse.Namespace) -> None:
 
 def simulate(options: argparse.Namespace) -> None:
     """As `train`, on the single-process twin."""
-    here = world.placement()
-    if here.size > 1:
-        raise ConfigError(f"dgt simulate is one process; run it outside {here.launcher}")
+    _refuse_many("simulate")
     _, configs = _runs(options, options.overrides)
     for config in configs:
         simulation.check(config)
@@ -112,6 +110,12 @@ def simulate(options: argparse.Namespace) -> None:
         _show_sweep(options, [simulation.simulate(config, show) for config in configs])
     except TrainingError as error:
         raise LaunchError(str(error)) from None
+
+
+def _refuse_many(command: str) -> None:
+    here = world.placement()
+    if here.size > 1:
+        raise ConfigError(f"dgt {command} is one process; run it outside {here.launcher}")
 
 
 def _runs(
@@ -206,6 +210,7 @@ def _say_why(options: argparse.Namespace) -> None:
 
 def plan(options: argparse.Namespace) -> None:
     """Which strategy on which graph, ranked; and the words that train it."""
+    _refuse_many("plan")
     found = planning.plan(options.overrides)
     answer = planning.as_dict(found)
     folder = found.settings.write

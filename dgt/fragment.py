@@ -54,7 +54,7 @@ def _differences(config: Config) -> tuple[dict[str, str], dict[str, Any]]:
     """The choices a config makes in groups, and every key that differs from what these choices set."""
     values = config.to_dict()
     groups = {name: values[name]["name"] for name in ("weights", "topology", "strategy")}
-    for name in ("problem", "algorithm", "logger"):
+    for name in ("problem", "algorithm", "logger", "chaos"):
         if values[name]["name"] != Config().to_dict()[name]["name"]:
             groups[name] = "custom" if "_target_" in values[name] else values[name]["name"]
     needed = [f"{group}.{key}=x" for group, key in (("weights", "path"), ("topology", "path")) if key in values[group]]

@@ -45,8 +45,9 @@ QUICK_NODES = 100  # up to here nobody has to wait
 
 def settings() -> list[str]:
     """'key: default   # meaning' for --help."""
-    budget = [f"budget.{line}" for line in documented(BudgetConfig)]
-    return budget + [line.replace("None", "null") for line in documented(PlanConfig) if not line.startswith("budget")]
+    own = [line for line in documented(PlanConfig) if not line.startswith("budget")]
+    lines = [f"budget.{line}" for line in documented(BudgetConfig)] + own
+    return [line.replace(": None ", ": null ").replace(": False ", ": false ") for line in lines]
 
 
 def plan(overrides: Sequence[str]) -> Plan:
@@ -151,6 +152,7 @@ def as_dict(found: Plan) -> dict[str, Any]:
         "uniform": bool(np.ptp(weights) < 1e-12),
         "problem": chosen.problem.name,
         "lr": step_of(chosen),
+        "noise": found.noise,
         "iterations": chosen.iterations,
         "accuracy": settings.accuracy,
         "bandwidth": settings.bandwidth,
@@ -177,7 +179,8 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "strategy", "topology", "degree", "mean_degree", "gap", "contraction", "lr_proved", "lr_stable", "bytes",
         "mean_bytes", "error", "consensus", "iterations", "iteration_seconds", "seconds",
     )  # fmt: skip
-    values = {name: getattr(row, name) for name in names} | {"stable": row.is_stable}
+    values = {name: getattr(row, name) for name in names}
+    values |= {"stable": row.is_stable, "rounding": row.prediction.is_rounding}
     infinite = [key for key, value in values.items() if isinstance(value, float) and not np.isfinite(value)]
     return values | dict.fromkeys(infinite)
 

@@ -174,6 +174,11 @@ class Prediction:
         return float(self.errors.mean())
 
     @property
+    def is_rounding(self) -> bool:
+        """Whether nothing but rounding is left at the end."""
+        return self.error <= 2 * ROUNDING * self.start
+
+    @property
     def late_consensus(self) -> float:
         return float(self._late(self.consensus).mean())
 
@@ -218,9 +223,8 @@ class Advantage:
 
 def advantage(one: Prediction, other: Prediction) -> Advantage:
     """Of `one` over `other`. Where both come down to rounding, the iterations this takes are compared instead."""
-    floor = 2 * ROUNDING
-    if max(one.error / one.start, other.error / other.start) <= floor:
-        ours, theirs = (float(one.reached(floor) or 0), float(other.reached(floor) or 0))
+    if one.is_rounding and other.is_rounding:
+        ours, theirs = (float(prediction.reached(2 * ROUNDING) or 0) for prediction in (one, other))
         return Advantage((theirs - ours) / max(ours, theirs, 1.0), 0.0)
     if not np.isfinite(one.error + other.error):
         return Advantage(float(np.isfinite(one.error)) - float(np.isfinite(other.error)), 0.0)

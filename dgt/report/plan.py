@@ -35,10 +35,13 @@ def reason(found: Mapping[str, Any]) -> str:
             f"brings gradient norm and consensus error to {found['accuracy']:.0%} of their start sooner than other "
             f"graphs, in {duration(best['seconds'])} ({steps})"
         )
+    elif best["rounding"]:
+        rate = f"contraction {best['contraction']:.3f}"
+        why = f"comes down to rounding within {found['iterations']} iterations, and soonest ({rate})"
     else:
         why = f"has the lowest predicted gradient norm, {best['error']:.3g} after {found['iterations']} iterations"
     cheaper = [row for row in found["rows"][1:] if row["stable"] and row["error"] < best["error"]]
-    if cheaper and found["ranked_by"] == "error":
+    if cheaper and found["ranked_by"] == "error" and not best["rounding"]:
         why = (
             f"has a predicted gradient norm of {best['error']:.3g} after {found['iterations']} iterations, "
             f"within 1 % of the lowest, and its nodes agree soonest (contraction {best['contraction']:.3f})"
@@ -60,6 +63,8 @@ def _against(found: Mapping[str, Any]) -> str:
         other = next(row for row in found["rows"] if (row["strategy"], row["topology"]) == (loser, choice["topology"]))
         if not other["stable"]:
             return f"; Strategy {loser} diverges there"
+        if other["rounding"]:
+            return f"; Strategy {loser} takes longer there"
         return f"; its error is {choice['advantage']:.0%} below that of Strategy {loser} there"
     return ""
 
@@ -75,7 +80,7 @@ def _step_words(found: Mapping[str, Any]) -> list[str]:
     best, chosen = found["rows"][0], found["recommendation"]
     limits = f"up to {best['lr_stable']:.3g}; proved up to {best['lr_proved']:.2g}"
     words = f"Step size: lr={found['lr']:g} is stable ({limits})"
-    if chosen["best_lr"] is not None and chosen["best_lr_error"] < 0.95 * best["error"]:
+    if chosen["best_lr"] is not None and chosen["best_lr_error"] < 0.95 * best["error"] and not best["rounding"]:
         words += f"; lr={chosen['best_lr']:.2g} would end at {chosen['best_lr_error']:.3g}"
     return [words + "."]
 
@@ -83,7 +88,7 @@ def _step_words(found: Mapping[str, Any]) -> list[str]:
 def _assumptions(found: Mapping[str, Any]) -> list[str]:
     lines = []
     sooner = [c["topology"] for c in found["choices"] if c["without_noise"] != c["strategy"] and not found["uniform"]]
-    if sooner:
+    if sooner and found["noise"]:
         lines += [f"Without gradient noise the other strategy would converge faster in the end on {', '.join(sooner)}."]
     if found["problem"] != "least_squares":
         lines += [f"Convergence is that of least squares at lr={found['lr']:g}, standing in for {found['problem']}."]
@@ -101,7 +106,7 @@ def _shown(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
     shown = {
         "strategy": row["strategy"],
         "topology": row["topology"],
-        "gradient norm": f"{row['error']:.4g}" if row["stable"] else "diverges",
+        "gradient norm": "diverges" if not row["stable"] else "rounding" if row["rounding"] else f"{row['error']:.4g}",
         "consensus": f"{row['consensus']:.2g}" if row["stable"] else "",
         "iterations": "" if row["iterations"] is None or not row["stable"] else str(row["iterations"]),
         "gap": f"{row['gap']:.3g}",

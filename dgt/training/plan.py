@@ -138,6 +138,7 @@ class Plan:
     weights: Weights
     left_out: dict[str, str]
     """Graph -> why."""
+    noise: float
     best_lr: float | None
     """Of the first row, for least squares."""
     best_lr_error: float | None
@@ -253,6 +254,9 @@ def examine(
     times = [t for t in range(config.iterations + 1) if evaluated_at(t, config)]
     prediction = planner.predict(system, weights, quadratic, step_of(config), times)
     hardest = quadratic.curvature[:, int(np.argmax(prediction.errors))]  # the draw that comes to diverge first
+    rate = planner.contraction(system, hardest, step_of(config))
+    if rate < 1:
+        rate = planner.contraction(system, quadratic.curvature[:, 0], step_of(config))  # the same for all rows
     degree, mean_degree = _largest_degree(graph), 2 * graph.number_of_edges() / weights.size
     seconds = None
     if settings.bandwidth is not None:
@@ -264,7 +268,7 @@ def examine(
         degree=degree,
         mean_degree=mean_degree,
         gap=spectrum.gap,
-        contraction=planner.contraction(system, hardest, step_of(config)),
+        contraction=rate,
         lr_proved=theory.step_limit(on, smoothness(_stand_in(config))),
         lr_stable=planner.largest_stable_step(system, hardest),
         bytes=degree * bytes_per_neighbour,
@@ -291,7 +295,7 @@ def decided(
     best, best_lr, best_error = order[0], None, None
     if isinstance(best.config.problem, LeastSquaresConfig):
         best_lr, best_error = _best_step(best, weights, quadratic)
-    return Plan(order, settings, weights, left_out, best_lr, best_error)
+    return Plan(order, settings, weights, left_out, quadratic.noise, best_lr, best_error)
 
 
 def _is_chosen(row: Row, rows: Sequence[Row]) -> bool:
