@@ -21,7 +21,7 @@ from dgt.training.setup import network_of
 def run_here(config: Config, show: str) -> dict[str, Any]:
     """Start the ranks of this run on this host; returns its summary."""
     job = prepared(config, show)
-    weights, _ = network_of(job.config, world.placement())
+    weights, _ = network_of(job.config, world.placement(), as_drawn=True)
     launch.start_ranks(job, int(weights.size), JoinOptions.from_config(job.config))
     return summary_of(Path(str(job.config.run_dir)))
 
@@ -34,7 +34,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 def prepared(config: Config, show: str) -> TrainJob:
     """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
     here = world.placement()
-    weights, _ = network_of(config, here)
+    weights, _ = network_of(config, here, as_drawn=True)
     problems.check(config, weights)
     if config.chaos.rank is not None:
         check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)

@@ -45,9 +45,9 @@ def phi_1(rho: float) -> float:
 
 
 RHO_STAR: float = scipy.optimize.brentq(lambda rho: rho**4 + 4 * rho**3 - 1, 0.0, 1.0, xtol=1e-15)
-"""Where phi_1 is least: the root of rho^4 + 4 rho^3 - 1, 0.605829..."""
+"""Where phi_1 is least: the root of rho^4 + 4 rho^3 - 1, 0.601232. The paper prints 0.605829, which is none."""
 ETA = (phi_1(1.0) / phi_1(RHO_STAR)) ** 0.25 - 1
-"""eta = (sup phi_1(rho_Lambda) / phi_1(rho_J))^1/4 - 1 = 0.10196... over rho_J < rho_Lambda (printed as 0.102)."""
+"""eta = (sup phi_1(rho_Lambda) / phi_1(rho_J))^1/4 - 1 over rho_J < rho_Lambda: 0.101979, printed as 0.102."""
 
 
 def R(weights: Weights) -> float:

@@ -164,7 +164,7 @@ def climb(chain: Chain, edges: Edges, random: np.random.Generator) -> Edges:
     n = chain.weights.size
     edges = _mixed_up(chain, edges, random)
     found = chain.leading(edges, 1e-4)
-    batch, rounds = max(4, n // 50), max(4, 150_000 // max(n, 1000))
+    batch, rounds = max(4, n // 50), max(1, 150_000 // max(n, 1000))
     for _ in range(rounds):
         if found is None:
             break
@@ -193,9 +193,12 @@ def _best_swaps(
         return chain.flow(i, j) * (((x[i] - x[j]) ** 2) @ steep)
 
     first, second, (a, b), (c, d) = _proposals(edges, max(8000, 2 * m), random)
+    if not first.size:
+        return None  # a star: no two edges with four ends
     now = worth(edges[:, 0], edges[:, 1])
     gain = worth(a, c) + worth(b, d) - now[first] - now[second]
-    order = np.argsort(-np.round(gain / np.abs(gain).max(), 9), kind="stable")[: 20 * batch]
+    gain = np.round(gain / max(float(np.abs(gain).max()), 1e-300), 9)  # equal ones are equal on every machine
+    order = np.argsort(-gain, kind="stable")[: 20 * batch]
     taken: set[int] = set()
     keys = set(_keys(edges, n).tolist())
     changed = edges.copy()

@@ -35,16 +35,26 @@ def gap_lines(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         digits = len(row["published"].partition(".")[2])
         gap = f"{row['gap']:.{digits}f}"
-        graph = row["topology"] if row["tailored_for"] is None else f"tailored for {row['tailored_for']}"
-        shown.append(
-            {
-                "nodes": str(row["nodes"]),
-                "topology": graph,
-                "weights": row["weights"],
-                "gap": gap,
-                "published": row["published"],
-                "same": "yes" if gap == row["published"] else "other draw" if row["tailored_for"] else "NO",
-            }
+        line = {
+            "nodes": str(row["nodes"]),
+            "topology": row["topology"] if row["tailored_for"] is None else f"tailored for {row['tailored_for']}",
+            "weights": row["weights"],
+            "gap": gap,
+            "published": row["published"],
+            "same": "yes" if gap == row["published"] else "other draw" if row["tailored_for"] else "NO",
+        }
+        swapped = "optimized" in row
+        line["optimized"] = f"{row['optimized']:.{digits}f}" if swapped else ""
+        line["x published"] = f"{row['factor']:.2f}x" if swapped else ""
+        if "optimal" in row:
+            line["best weights"] = f"{row['optimal']:.{digits}f}"
+        shown.append(line)
+    notes = [
+        "weights 'uniform' is the doubly stochastic W; tailored graphs are random, the paper shows one draw.",
+        "optimized: edges swapped at the same degrees, for the weights the graph is tailored for (topology.optimize).",
+    ]
+    if any("optimal" in row for row in rows):
+        notes.append(
+            "best weights: what a W that knows the whole (optimized) graph reaches; ours knows neighbours only."
         )
-    note = "weights 'uniform' is the doubly stochastic W; tailored graphs are random, the paper shows one draw."
-    return table(shown) + "\n" + note
+    return "\n".join([table(shown), *notes])

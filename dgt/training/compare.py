@@ -21,7 +21,7 @@ from dgt.node import Node
 from dgt.placement import Placement
 from dgt.training.logger import Progress
 from dgt.training.metrics import Metrics
-from dgt.training.setup import network_of
+from dgt.training.setup import network_of, shared_network
 from dgt.training.trainer import train
 
 COLUMNS = (
@@ -47,7 +47,7 @@ class CompareJob:
                 label += f" seed {seeds[0]}"
             recorder = Recorder(config, seeds, Progress(config.iterations, label, speaks=node.is_main, lines=1))
             config = dataclasses.replace(config, seed=seeds[0])
-            weights, graph = network_of(config, node.placement)
+            weights, graph = shared_network(config, node)
             train(config, node, weights, graph, recorder.record, seeds)
             recorder.progress.close()
             if node.is_main:
@@ -89,7 +89,7 @@ def by_network_size(configs: Sequence[Config], placement: Placement) -> dict[int
     """Cells grouped by number of nodes: ranks can stay up within a group."""
     groups: dict[int, list[Config]] = {}
     for config in configs:
-        weights, _ = network_of(config, placement)
+        weights, _ = network_of(config, placement, as_drawn=True)
         groups.setdefault(int(weights.size), []).append(config)
     return groups
 
@@ -103,7 +103,7 @@ def check(configs: Sequence[Config], seeds: Sequence[int], placement: Placement)
     for config in configs:
         # shards, and with them weights=data_size, may depend on the seed
         for seed in seeds if not problems.stacks_seeds(config) else seeds[:1]:
-            weights, _ = network_of(dataclasses.replace(config, seed=seed), placement)
+            weights, _ = network_of(dataclasses.replace(config, seed=seed), placement, as_drawn=True)
             problems.check(config, weights)
 
 

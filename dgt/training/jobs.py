@@ -12,7 +12,7 @@ from dgt.exchange.agreement import told_by_main
 from dgt.failures import FOLDER, noted
 from dgt.node import Node
 from dgt.training.logger import RunLogger
-from dgt.training.setup import network_of, take_places
+from dgt.training.setup import shared_network, take_places
 from dgt.training.trainer import Stopped, train_safely
 
 
@@ -30,7 +30,7 @@ class TrainJob:
             return self._train(node, dataclasses.replace(self.config, run_dir=run_dir))
 
     def _train(self, node: Node, config: Config) -> Stopped | None:
-        weights, graph = network_of(config, node.placement)
+        weights, graph = shared_network(config, node)
         if config.placement == "graph":
             take_places(node, graph)
         logger = RunLogger(config, node.size, speaks=node.is_main)

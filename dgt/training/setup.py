@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import networkx as nx
@@ -11,6 +12,7 @@ from dgt import problems
 from dgt.checks import ConfigError
 from dgt.config import Config
 from dgt.network import graphs, hosts, weights
+from dgt.network.mixing import edge_array
 from dgt.network.weights import Weights
 from dgt.node import Node
 from dgt.placement import Placement
@@ -19,8 +21,11 @@ from dgt.world import host_number, settle
 DEFAULT_NODES = 16
 
 
-def network_of(config: Config, placement: Placement) -> tuple[Weights, nx.Graph]:
-    """Weights and graph of a run; raises when the launcher started another number of ranks."""
+def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) -> tuple[Weights, nx.Graph]:
+    """Weights and graph of a run; raises when the launcher started another number of ranks.
+
+    `as_drawn` leaves out `topology.optimize`, which takes its time, for those who only check or want the weights.
+    """
     launched = placement.size if placement.launcher != "alone" else None
     by_data = config.weights.name == "data_size"
     shards = len(getattr(config.problem, "sizes", None) or []) if by_data else 0
@@ -28,7 +33,25 @@ def network_of(config: Config, placement: Placement) -> tuple[Weights, nx.Graph]
     node_weights = weights.from_config(config.weights, nodes, problems.data_sizes(config, nodes) if by_data else None)
     if launched is not None and launched != nodes:
         raise ConfigError(f"world size {launched}: this network has {nodes} nodes; start {nodes} ranks, one per node")
-    return node_weights, graphs.from_config(config.topology, node_weights)
+    topology = dataclasses.replace(config.topology, optimize=False) if as_drawn else config.topology
+    return node_weights, graphs.from_config(topology, node_weights)
+
+
+def shared_network(config: Config, node: Node) -> tuple[Weights, nx.Graph]:
+    """The network of a run, on every rank; `topology.optimize` is done by rank 0 alone, which tells the others.
+
+    64 ranks on two cores would spend a minute on what takes one of them a second; and they need not trust their
+    processors to round alike.
+    """
+    node_weights, graph = network_of(config, node.placement, as_drawn=True)
+    if config.topology.name != "tailored" or not config.topology.optimize:
+        return node_weights, graph
+    edges = torch.zeros(graph.number_of_edges(), 2, dtype=torch.int64)
+    if node.is_main:
+        edges += torch.from_numpy(edge_array(graphs.from_config(config.topology, node_weights)))
+    shared = nx.empty_graph(node.size)
+    shared.add_edges_from(node.sum(edges).tolist())
+    return node_weights, shared
 
 
 def take_places(node: Node, graph: nx.Graph) -> None:

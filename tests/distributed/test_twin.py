@@ -12,7 +12,7 @@ import pytest
 from dgt.config import ALGORITHMS, STRATEGIES, Config, LeastSquaresConfig, TopologyConfig, WeightsConfig
 from dgt.node import Node
 from dgt.placement import Placement
-from dgt.training.setup import network_of
+from dgt.training.setup import network_of, shared_network
 from dgt.training.simulate import evaluations
 from dgt.training.trainer import train
 from tests.distributed.ranks import run_ranks
@@ -42,7 +42,7 @@ class TrainAll:
 
     def run(self, node: Node) -> list[list[tuple[int, dict]]]:
         for config in self.configs:
-            weights, graph = network_of(config, node.placement)
+            weights, graph = shared_network(config, node)
             rows: list[tuple[int, dict]] = []
             train(
                 config,

@@ -90,3 +90,40 @@ def test_bad_edge_lists_are_named(tmp_path, content: str, words: str) -> None:
 def test_users_graphs_are_checked(graph: nx.Graph, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         graphs.check(graph)
+
+
+def test_geometric_graphs_are_those_of_all_distances() -> None:
+    points = np.random.default_rng(3).random((300, 2))
+    close = np.argwhere(np.triu(np.linalg.norm(points[:, None] - points[None], axis=-1) <= 0.2, k=1))
+    assert [tuple(sorted(edge)) for edge in graphs.geometric(300, 0.2, seed=3, tries=1).edges] == [
+        tuple(pair) for pair in close.tolist()
+    ]
+
+
+def test_large_erdos_renyi_graphs_draw_every_pair_alike() -> None:
+    """Above 2,000 nodes pairs are skipped by geometric gaps: as many as expected, in all parts of the triangle."""
+    n, p = 3000, 0.01
+    ends = np.array(graphs.erdos_renyi(n, p, seed=5).edges)
+    pairs = n * (n - 1) / 2
+    assert abs(len(ends) - p * pairs) < 5 * np.sqrt(p * pairs)
+    assert (ends[:, 0] != ends[:, 1]).all()
+    low, high = ends.min(1), ends.max(1)
+    for inside, share in ((high < n // 2, 1 / 4), (low >= n // 2, 1 / 4), ((low < n // 2) & (high >= n // 2), 1 / 2)):
+        expected = share * p * pairs
+        assert abs(inside.sum() - expected) < 5 * np.sqrt(expected)
+    everything = graphs._sparse_pairs(50, 1.0, np.random.default_rng(0))
+    assert set(map(tuple, everything.tolist())) == {(i, j) for j in range(50) for i in range(j)}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: graphs.complete(100_000), r"complete, nodes=100000: some 5e\+09 edges do not fit"),
+        (lambda: graphs.erdos_renyi(50_000, 0.5), "topology.probability=0.5, nodes=50000"),
+        (lambda: graphs.geometric(100_000), "topology.radius=0.3, nodes=100000"),
+        (lambda: graphs.tailored(np.ones(50_000), 40_000), "topology.avg_degree=40000, nodes=50000"),
+    ],
+)
+def test_graphs_that_do_not_fit_are_refused_at_once(make, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()

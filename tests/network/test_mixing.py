@@ -65,3 +65,17 @@ def test_strategies_put_lambda_in_one_place_only() -> None:
         assert plan.average_weights * plan.gradient_scale == pytest.approx(vector / 16)
     with pytest.raises(ConfigError, match=r"strategy=III: .*allowed: I, II"):
         strategy("III", vector)
+
+
+@settings(deadline=None)
+@given(networks)
+def test_the_matrix_is_made_of_the_rows_to_the_last_bit(network: tuple[list[float], str, float]) -> None:
+    values, topology, laziness = network
+    vector = weights.normalise(values)
+    graph = getattr(graphs, topology)(vector.size)
+    W = mixing_matrix(graph, vector, laziness).toarray()
+    for i in graph:
+        told = {j: (float(vector[j]), graph.degree[j]) for j in graph[i]}
+        row = mixing_row(float(vector[i]), graph.degree[i], told, laziness)
+        assert {j: W[i, j] for j in graph[i]} == row.neighbours
+        assert W[i, i] == row.own

@@ -101,3 +101,32 @@ def test_fallback_is_connected_and_reaches_degrees_above_the_ring(degrees: list[
     graph = tailored.fallback_connected_graph(degrees)
     assert nx.is_connected(graph)
     assert all(graph.degree[i] <= max(degrees[i], 2) for i in graph)
+
+
+@settings(deadline=None)
+@given(positive, st.floats(1, 8), st.integers(0, 99))
+def test_quick_havel_hakimi_realises_the_same_sequences(values: list[float], average: float, seed: int) -> None:
+    degrees = tailored.scale_to_degrees(weights.normalise(values), average)
+    graph = tailored.quick_havel_hakimi(degrees, np.random.default_rng(seed))
+    assert (graph is not None) == nx.is_graphical(degrees)
+    if graph is not None:
+        assert [graph.degree[i] for i in range(len(degrees))] == degrees
+
+
+def test_quick_havel_hakimi_draws_the_same_distribution() -> None:
+    """Two triangles' worth of degrees: how often each edge is there, against the paper's way."""
+    degrees = [3, 2, 2, 2, 2, 1]
+    count = 3000
+    seen = []
+    for draw in (tailored.havel_hakimi_construct, tailored.quick_havel_hakimi):
+        random = np.random.default_rng(0)
+        made = [nx.to_numpy_array(draw(degrees, random), nodelist=range(6)) for _ in range(count)]
+        seen.append(np.mean(made, axis=0))
+    assert np.abs(seen[0] - seen[1]).max() < 5 * 0.5 / np.sqrt(count) * np.sqrt(2)
+
+
+def test_thousands_of_nodes_have_their_degrees_and_hang_together() -> None:
+    vector = weights.normalise(np.random.default_rng(1).lognormal(0, 0.8, 5000))
+    graph = tailored.build_graph_from_weights(vector)
+    assert [graph.degree[i] for i in range(5000)] == tailored.scale_to_degrees(vector, 10)
+    assert nx.is_connected(graph)
