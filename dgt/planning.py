@@ -54,7 +54,7 @@ def plan(overrides: Sequence[str]) -> Plan:
     """What these overrides ask for."""
     settings, rest = split(overrides)
     configs, named = candidates(rest)
-    weights, _ = network_of(configs[0], Placement("alone"))
+    weights, _ = network_of(configs[0], Placement("alone"), as_drawn=True)
     if weights.size == 1:
         raise ConfigError("dgt plan: a network of one node has nothing to choose")
     bytes_per_neighbour = 2 * model_numbers(configs[0], settings) * width_of(configs[0])

@@ -187,15 +187,16 @@ def affordable(
 
 def _fitted(config: Config, most: float) -> tuple[Config, nx.Graph]:
     """A config's graph; a tailored one whose average degree is free has as many edges as the budget allows."""
-    weights, graph = network_of(config, Placement("alone"))
-    if config.topology.name != "tailored" or config.topology.avg_degree is not None:
+    weights, graph = network_of(config, Placement("alone"), as_drawn=True)  # swaps leave degrees as they are
+    if config.topology.name != "tailored":
         return config, graph
+    free = config.topology.avg_degree is None
     degree = 2 * graph.number_of_edges() / weights.size
-    while _largest_degree(graph) > most and degree > 2:
+    while _largest_degree(graph) > most and degree > 2 and free:
         degree = max(2.0, min(degree - 0.5, degree * most / _largest_degree(graph)))
         config = dataclasses.replace(config, topology=dataclasses.replace(config.topology, avg_degree=round(degree, 2)))
-        graph = network_of(config, Placement("alone"))[1]
-    return config, graph
+        graph = network_of(config, Placement("alone"), as_drawn=True)[1]
+    return config, graph if _largest_degree(graph) > most else network_of(config, Placement("alone"))[1]
 
 
 def _largest_degree(graph: nx.Graph) -> int:
