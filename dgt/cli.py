@@ -1,4 +1,4 @@
-"""The `dgt` command: train, compare, gaps, data, run; each has --help, and settings are given as key=value."""
+"""The `dgt` command: train, simulate, compare, gaps, data, run; each has --help, settings are given as key=value."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from pathlib import Path
 from typing import NoReturn
 
 from dgt import compose as composing
-from dgt import doctor, failures, forkserver, launch, problems, sweeps, world
+from dgt import doctor, failures, forkserver, launch, planning, problems, sweeps, world
 from dgt.bench import scaling
 from dgt.bench.job import VARIANTS, BenchConfig, BenchJob
-from dgt.checks import ConfigError, build, check_range, documented, nearest
+from dgt.checks import ConfigError, TrainingError, build, check_range, documented, nearest
+from dgt.config import Config
 from dgt.data import cifar10
+from dgt.fragment import write as write_fragment
 from dgt.launch import JoinOptions, LaunchError
 from dgt.network.gaps import PUBLISHED, gap_rows
 from dgt.placement import Placement
 from dgt.report import bench as bench_report
 from dgt.report import command as reporting
 from dgt.report import compare as compare_report
+from dgt.report import plan as plan_report
 from dgt.report.tables import gap_lines, table
 from dgt.runs import prepared, run_here, tell
 from dgt.training import compare as comparison
+from dgt.training import simulate as simulation
 from dgt.training.logger import Progress, claim
 
 
@@ -85,24 +89,55 @@ def train(options: argparse.Namespace) -> None:
             lambda job: JoinOptions.from_config(job.config),
         )
         return
+    runs, configs = _runs(options, overrides, below_one_directory=bool(slurm))
+    if slurm:
+        summaries, failed = sweeps.on_slurm(slurm, runs, configs)
+    else:
+        quietly = options.multirun and options.json
+        summaries, failed = [run_here(config, "nothing" if quietly else show) for config in configs], 0
+    _show_sweep(options, summaries)
+    if failed:
+        raise LaunchError(f"{failed} of {len(runs)} runs failed")
+
+
+def simulate(options: argparse.Namespace) -> None:
+    """As `train`, on the single-process twin."""
+    _refuse_many("simulate")
+    _, configs = _runs(options, options.overrides)
+    for config in configs:
+        simulation.check(config)
+    show = "text" if not options.json else "nothing" if options.multirun else "json"
+    try:
+        _show_sweep(options, [simulation.simulate(config, show) for config in configs])
+    except TrainingError as error:
+        raise LaunchError(str(error)) from None
+
+
+def _refuse_many(command: str) -> None:
+    here = world.placement()
+    if here.size > 1:
+        raise ConfigError(f"dgt {command} is one process; run it outside {here.launcher}")
+
+
+def _runs(
+    options: argparse.Namespace, overrides: list[str], below_one_directory: bool = False
+) -> tuple[list[list[str]], list[Config]]:
+    """The runs of a sweep, or the only one; all mistakes are found before the first starts."""
     runs = composing.expand(overrides) if options.multirun else [overrides]
     if options.only is not None:
         if not options.multirun:
             raise ConfigError(f"--only={options.only}: picks one run of a sweep; add -m")
         check_range("--only", options.only, 0, len(runs) - 1)
         runs = [runs[options.only]]
-    configs = [composing.compose(overrides) for overrides in runs]  # all mistakes before the first rank starts
-    if len(configs) > 1 and any(config.run_dir for config in configs) and not slurm:
+    configs = [composing.compose(overrides) for overrides in runs]
+    if len(configs) > 1 and any(config.run_dir for config in configs) and not below_one_directory:
         raise ConfigError("run_dir: each run of a sweep has its own; leave it out")
-    if slurm:
-        summaries, failed = sweeps.on_slurm(slurm, runs, configs)
-    else:
-        quietly = options.multirun and options.json
-        summaries, failed = [run_here(config, "nothing" if quietly else show) for config in configs], 0
+    return runs, configs
+
+
+def _show_sweep(options: argparse.Namespace, summaries: list[dict[str, typing.Any]]) -> None:
     if options.multirun and (summaries or options.json):
         print(json.dumps(summaries, indent=2) if options.json else table([_sweep_row(row) for row in summaries]))
-    if failed:
-        raise LaunchError(f"{failed} of {len(runs)} runs failed")
 
 
 def _sweep_row(summary: dict[str, typing.Any]) -> dict[str, str]:
@@ -173,6 +208,18 @@ def _say_why(options: argparse.Namespace) -> None:
         print("\n".join(failures.in_words(run_dir)))
     if notes:
         raise SystemExit(failures.EXIT_FAILED)
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Which strategy on which graph, ranked; and the words that train it."""
+    _refuse_many("plan")
+    found = planning.plan(options.overrides)
+    answer = planning.as_dict(found)
+    folder = found.settings.write
+    if folder is not None:
+        write_fragment(found.best.config, folder)
+    answer["recommendation"]["reason"] = plan_report.reason(answer)
+    print(json.dumps(answer, indent=2) if options.json else plan_report.text(answer, folder))
 
 
 def gaps(options: argparse.Namespace) -> None:
@@ -330,9 +377,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="dgt", description="Weighted decentralized training: one process per network node.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     training = _command(commands, "train", train, "train one network (or, with -m, one per combination of values)")
-    sweep = "sweep: every combination of comma-separated values; with hydra/launcher=slurm each is a Slurm job"
-    training.add_argument("-m", "--multirun", action="store_true", help=sweep)
-    training.add_argument("--only", type=int, metavar="K", help="of a sweep, the K-th run only, counted from 0")
+    twin = "the same run in one process, without ranks: least squares on up to 100,000 nodes and more"
+    sweep = "sweep: every combination of comma-separated values"
+    for command, more in (
+        (training, "; with hydra/launcher=slurm each is a Slurm job"),
+        (_command(commands, "simulate", simulate, twin), ""),
+    ):
+        command.add_argument("-m", "--multirun", action="store_true", help=sweep + more)
+        command.add_argument("--only", type=int, metavar="K", help="of a sweep, the K-th run only, counted from 0")
     _command(
         commands,
         "compare",
@@ -340,6 +392,7 @@ def _parser() -> argparse.ArgumentParser:
         "Strategy I against II over weights x topologies x seeds: table, CSV, figure",
     )
     _command(commands, "doctor", examine, "look at this host: versions, GPUs, network, memory, and two ranks that talk")
+    _command(commands, "plan", plan, "for these weights: which strategy, which graph, how large a step, how many bytes")
     table_of_gaps = _command(
         commands, "gaps", gaps, "the paper's spectral-gap table, recomputed; better graphs beside it"
     )
@@ -375,7 +428,7 @@ def _command(
     if name == "data":
         command.add_argument("data_set", choices=["cifar10"], metavar="cifar10")
     command.add_argument("overrides", nargs="*", metavar=takes, help="settings, listed below")
-    if name in ("train", "compare"):
+    if name in ("train", "simulate", "compare", "plan"):
         command.add_argument("--config-dir", metavar="DIR", help="a folder with config groups of your own")
     command.add_argument("--json", action="store_true", help="print JSON in place of text")
     command.set_defaults(run=run)
@@ -384,8 +437,10 @@ def _command(
 
 EXAMPLES = {
     "train": "dgt train weights=A topology=exponential strategy=II",
+    "simulate": "dgt simulate weights=lognormal nodes=100000 topology=exponential strategy=II iterations=100",
     "compare": "dgt compare weights=A,B topology=ring,grid,exponential,tailored seeds=10",
     "doctor": "srun --nodes 4 --ntasks-per-node 1 dgt doctor",
+    "plan": "dgt plan weights=A topology=ring,grid,tailored budget.degree=8 bandwidth=1.2 latency=50 compute=20",
     "gaps": "dgt gaps laziness=0.5",
     "data": "dgt data cifar10 root=/scratch/data",
     "report": "dgt report runs/20260101-120000-least_squares-A-ring-II",
@@ -422,6 +477,8 @@ def _key_help(command: str) -> str:
             "  source: auto      # auto (official, else npm), official, npm, or a folder that torchvision filled",
         ]
     else:
+        if command == "plan":
+            lines += ["of the plan:", *(f"  {line}" for line in planning.settings()), ""]
         lines += ["choices:"]
         lines += [f"  {group:<10} {', '.join(choices)}" for group, choices in composing.groups().items()]
         lines += ["             weights=[1,2,3] is a list, weights=my.txt a file", "", "experiments:"]

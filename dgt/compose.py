@@ -106,6 +106,14 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
+def keys_of(group: str, overrides: Sequence[str]) -> list[str]:
+    """The settings that a group has with the choices these overrides make."""
+    search, _ = _search_path(overrides)
+    choices = groups(search)
+    chosen = [str(item.input_line) for item in parse(overrides) if item.key_or_group in choices]
+    return list(_compose(chosen, search)[group])
+
+
 def launcher(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The settings of a Hydra launcher, hydra/launcher=slurm hydra.launcher.timeout_min=30, and how Hydra is told."""
     search, own = _search_path(overrides)

@@ -18,7 +18,7 @@ ALGORITHMS = ("gradient_tracking", "dsgd", "allreduce")
 TOPOLOGIES = (
     "ring", "grid", "torus", "exponential", "erdos_renyi", "geometric", "complete", "star", "tailored", "file",
 )  # fmt: skip
-WEIGHTS = ("uniform", "A", "B", "C", "D", "list", "file", "data_size")
+WEIGHTS = ("uniform", "A", "B", "C", "D", "lognormal", "list", "file", "data_size")
 PARTITIONS = ("iid", "dirichlet")
 MODELS = ("resnet18", "resnet20", "cnn")
 NORMS = ("batch", "group")
@@ -48,14 +48,20 @@ class StrategyConfig:
 @dataclass(slots=True, kw_only=True)
 class WeightsConfig:
     name: str = "A"
-    """uniform, one of the paper's A to D, a list, a file, or data_size (shares of the samples)."""
+    """uniform, one of the paper's A to D, lognormal, a list, a file, or data_size (shares of the samples)."""
     values: list[float] | None = None
     """The weights themselves, for weights=list (short: weights=[1,2,3])."""
     path: str | None = None
     """The file with the weights, for weights=file."""
+    spread: float = 1.0
+    """lognormal: standard deviation of ln(lambda_i); 0 is uniform."""
+    seed: int = 0
+    """lognormal: seed of the draw, independent of the run's seed."""
 
     def __post_init__(self) -> None:
         check_choice("weights", self.name, WEIGHTS)
+        check_range("weights.spread", self.spread, 0, 10)
+        check_range("weights.seed", self.seed, 0)
         if self.name == "list" and self.values is None:
             raise ConfigError("weights=list: give the numbers, for example weights=[1,2,3]")
         if self.name == "file" and self.path is None:

@@ -179,9 +179,18 @@ class Talk:
     latency: float
     bandwidth: float
 
+    @property
+    def microseconds(self) -> float:
+        """For a small message."""
+        return self.latency * 1e6
+
+    @property
+    def gigabytes(self) -> float:
+        """Per second, each way."""
+        return 4 * SIZES["bandwidth"] / self.bandwidth / 1e9
+
     def __str__(self) -> str:
-        rate = 4 * SIZES["bandwidth"] / self.bandwidth / 1e9
-        return f"{self.way}: {self.latency * 1e6:.0f} us, {rate:.2g} GB/s each way"
+        return f"{self.way}: {self.microseconds:.0f} us, {self.gigabytes:.2g} GB/s each way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +226,19 @@ def talk(node: Node, pair: tuple[int, int], way: str) -> Talk:
     return Talk(pair, WAYS[int(shares)], latency, bandwidth)
 
 
+def measured(way: str) -> Talk:
+    """Two ranks on this host."""
+    ((said,), _) = launch.start_ranks(TalkJob(way), 2, launch.JoinOptions(device="cpu", timeout=20)).values()
+    assert isinstance(said, Talk)
+    return said
+
+
 def exchange() -> list[Finding]:
     """Two ranks on this host, over every way there is."""
     found = []
     for way in ("auto", "messages") if shared.available() else ("messages",):
         try:
-            ((said,), _) = launch.start_ranks(TalkJob(way), 2, launch.JoinOptions(device="cpu", timeout=20)).values()
+            said = measured(way)
         except launch.LaunchError as error:
             found.append(Finding("two ranks", "no answer", BAD, str(error)))
             continue

@@ -39,6 +39,11 @@ def uniform(n: int) -> Weights:
     return np.ones(n)
 
 
+def lognormal(n: int, spread: float = 1.0, seed: int = 0) -> Weights:
+    """ln lambda_i normal with standard deviation `spread`, then scaled: unequal weights for any number of nodes."""
+    return normalise(np.exp(spread * np.random.default_rng(seed).standard_normal(n)))
+
+
 def named(name: str) -> Weights:
     """One of the paper's vectors, 'A' to 'D'."""
     check_choice("weights", name, PAPER)
@@ -102,6 +107,9 @@ def from_config(config: WeightsConfig, nodes: int | None, data_sizes: Sequence[i
     if config.name == "uniform":
         assert nodes is not None, "decided before"
         return uniform(nodes)
+    if config.name == "lognormal":
+        assert nodes is not None, "decided before"
+        return lognormal(nodes, config.spread, config.seed)
     if config.name == "list":
         weights = normalise(config.values or [])
     elif config.name == "file":
@@ -118,4 +126,4 @@ def from_config(config: WeightsConfig, nodes: int | None, data_sizes: Sequence[i
 
 def own_length(config: WeightsConfig) -> int | None:
     """How many nodes these weights are for, None where they fit any number."""
-    return None if config.name in ("uniform", "data_size") else int(from_config(config, None).size)
+    return None if config.name in ("uniform", "lognormal", "data_size") else int(from_config(config, None).size)

@@ -26,6 +26,7 @@ Sampler = Callable[[int, int, int, range, int], Array]
 # 100 iterations apart; here seed, stream, iterations and node are separate words of a counter-based generator.
 NOISE, CURVATURE, CENTER, OFFSET, START = range(5)
 NOISE_CHUNK = 16  # iterations of noise drawn at a time: setting up a generator costs more than using it
+BLOCK = 1024  # nodes drawn at a time: what is computed on the way stays in the cache
 
 
 def uniforms(seed: int, stream: int, chunk: int, nodes: range, count: int) -> Array:
@@ -42,6 +43,11 @@ def gaussians(seed: int, stream: int, chunk: int, nodes: range, count: int) -> A
     u = uniforms(seed, stream, chunk, nodes, 2 * half)
     radius, angle = np.sqrt(-2 * np.log(u[:, :half])), 2 * np.pi * u[:, half:]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :count]
+
+
+def smoothness(config: LeastSquaresConfig) -> float:
+    """beta, the largest curvature that any node can have."""
+    return config.curvature_max + config.regularization
 
 
 class LeastSquares:
@@ -63,7 +69,12 @@ class LeastSquares:
 
     def _draw(self, sample: Sampler, stream: int, count: int | None = None, chunk: int = 0) -> Array:
         count = self.config.dimension if count is None else count
-        return np.stack([sample(seed, stream, chunk, self.nodes, count) for seed in self.seeds], axis=1)
+        drawn = np.empty((len(self.nodes), len(self.seeds), count))
+        for first in range(0, len(self.nodes), BLOCK):
+            nodes = self.nodes[first : first + BLOCK]
+            for k, seed in enumerate(self.seeds):
+                drawn[first : first + BLOCK, k] = sample(seed, stream, chunk, nodes, count)
+        return drawn
 
     def noise(self, iteration: int) -> Array:
         """xi_{i,t}, standard normal, from the chunk of iterations it was drawn with."""
@@ -129,7 +140,7 @@ class LeastSquaresProblem(Problem):
         self._all = LeastSquares(config, seeds, range(weights.size))
         self.optimum = self._all.optimum(weights)
         self.copies = len(seeds)
-        self.smoothness = config.curvature_max + config.regularization
+        self.smoothness = smoothness(config)
         start = torch.from_numpy(self.local.start[0]).to(dtype=dtype, device=device)
         self.theta = torch.nn.Parameter(start)
         self.model: torch.nn.Module = torch.nn.ParameterDict({"theta": self.theta})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import networkx as nx
 import numpy as np
 import torch
 
@@ -17,6 +18,8 @@ from dgt.checks import AlarmError
 from dgt.network.theory import largest_step
 
 if TYPE_CHECKING:
+    from dgt.config import Config
+    from dgt.network.weights import Weights
     from dgt.training.metrics import Metrics
     from dgt.training.session import Session
 
@@ -28,13 +31,21 @@ EXPLOSION = 1e4  # how many times its first value the loss may reach
 class Health:
     """Raises `AlarmError` with the likely cause."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self, config: Config, graph: nx.Graph, weights: Weights, smoothness: float | None, dtype: torch.dtype
+    ) -> None:
+        self._config, self._graph, self._weights = config, graph, weights
+        self._smoothness, self._eps = smoothness, torch.finfo(dtype).eps
         self._largest_scale: np.ndarray | float = 0.0
         self._first_loss: np.ndarray | None = None
         self._first_consensus: np.ndarray | None = None
         self.sound_until = -1
         """The last iteration at which all was well."""
+
+    @classmethod
+    def of_session(cls, session: Session) -> Health:
+        dtype = session.optimizer.flat.values.dtype
+        return cls(session.config, session.graph, session.weights, session.problem.smoothness, dtype)
 
     def look(self, iteration: int, metrics: Metrics) -> None:
         """Rank 0 calls it with everything that was measured; `tracking_scale` and `average_norm` are taken out."""
@@ -59,12 +70,11 @@ class Health:
             )
 
     def _too_large(self) -> str:
-        config, session = self._session.config, self._session
+        config, smoothness = self._config, self._smoothness
         words = f"lr={config.lr:g} is too large for this problem"
-        smoothness = session.problem.smoothness
         if smoothness is None:
             return f"{words}; theory asks for at most 1/beta, beta the largest curvature of the loss"
-        most = largest_step(session.graph, session.weights, config.strategy.name, config.laziness, smoothness)
+        most = largest_step(self._graph, self._weights, config.strategy.name, config.laziness, smoothness)
         return (
             f"{words}; theory: below 1/beta = {1 / smoothness:.3g} to descend at all (beta = {smoothness:.4g}), "
             f"at most {most:.2g} for the guarantee on this network"
@@ -81,8 +91,7 @@ class Health:
 
     def _residual(self, iteration: int, residual: np.ndarray, scale: np.ndarray) -> None:
         self._largest_scale = np.maximum(self._largest_scale, scale)
-        eps = torch.finfo(self._session.optimizer.flat.values.dtype).eps
-        rounding = eps * math.sqrt(iteration + 1) * self._largest_scale
+        rounding = self._eps * math.sqrt(iteration + 1) * self._largest_scale
         if (residual > ROUNDINGS * rounding).any():
             raise AlarmError(
                 f"the trackers no longer track at iteration {iteration}: residual {residual.max():.3g}, rounding "

@@ -145,9 +145,11 @@ class RunLogger:
     summary.json                    at the end
     """
 
-    def __init__(self, config: Config, nodes: int, speaks: bool, start: str = "", command: str = "") -> None:
+    def __init__(
+        self, config: Config, nodes: int, speaks: bool, start: str = "", command: str = "", simulated: bool = False
+    ) -> None:
         self.path = Path(config.run_dir or "")
-        self._config, self._nodes, self._speaks = config, nodes, speaks
+        self._config, self._nodes, self._speaks, self._simulated = config, nodes, speaks, simulated
         self._about = {"start": start, "command": command}
         self._records: list[dict[str, Any]] = []
         self._networks: list[dict[str, Any]] = []
@@ -261,11 +263,11 @@ class RunLogger:
         if self._board is not None:
             self._board.close()
 
-    def finish(self, show: str = "text") -> None:
-        """Close the files, write summary.json, and show it as text, json or nothing."""
+    def finish(self, show: str = "text") -> dict[str, Any]:
+        """Close the files, write summary.json, show it as text, json or nothing, and return it."""
         self.close()
         if not self._speaks:
-            return
+            return {}
         config = self._config
         summary = {
             "run_dir": str(self.path),
@@ -282,6 +284,7 @@ class RunLogger:
             "last_fifth": last_fifth(self._records),
             "wall_seconds": round(time.time() - self._started, 3),
             "torch": torch.__version__,
+            **({"simulated": True} if self._simulated else {}),
         }
         text = json.dumps(summary, indent=2)
         try:
@@ -297,6 +300,7 @@ class RunLogger:
         if share > EVALUATION_LIMIT and hasattr(config.problem, "test_samples"):
             hint = "a larger eval_every or fewer problem.test_samples is quicker"
             print(f"evaluations took {share:.0%} of the time; {hint}", file=sys.stderr, flush=True)
+        return summary
 
 
 def _say(words: str) -> None:

@@ -59,7 +59,7 @@ def train(
     Several seeds are trained side by side in one model: the same graph and messages, independent numbers.
     """
     session = Session(config, node, weights, graph, [config.seed] if seeds is None else list(seeds))
-    run(session, record, Health(session), first=0)
+    run(session, record, Health.of_session(session), first=0)
     session.optimizer.drain()
 
 
@@ -132,7 +132,7 @@ def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, 
     while True:
         try:
             logger.network(first, session.weights, mixing_matrix_of(session.network), node.members)
-            stopped_at = run(session, logger.record, Health(session), first, evaluated, saver, chaos)
+            stopped_at = run(session, logger.record, Health.of_session(session), first, evaluated, saver, chaos)
             session.optimizer.drain()
             node.barrier()  # nobody goes on without the others from here
             if saver is None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -18,14 +15,7 @@ from dgt.training.health import Health
 
 
 def health(smoothness: float | None = 12.51, dtype: torch.dtype = torch.float64) -> Health:
-    session: Any = SimpleNamespace(
-        config=Config(lr=0.5),
-        problem=SimpleNamespace(smoothness=smoothness),
-        optimizer=SimpleNamespace(flat=SimpleNamespace(values=torch.zeros(3, dtype=dtype))),
-        graph=graphs.ring(16),
-        weights=named("A"),
-    )
-    return Health(session)
+    return Health(Config(lr=0.5), graphs.ring(16), named("A"), smoothness, dtype)
 
 
 def measured(loss: float = 1.0, consensus: float = 0.1, norm: float = 1.0, **more: float) -> dict[str, np.ndarray]:

@@ -1,0 +1,296 @@
+"""Which strategy on which graph: what gradient tracking does to a quadratic, in expectation over its gradient noise.
+
+With gradients g_i = h_i theta - b_i + sigma xi_{i,t}, and u_t = y_t - sigma G xi_t in place of the tracker, a run is a
+linear system driven by white noise, the same for every coordinate, x_t = (theta_t - theta*, u_t):
+
+    x_{t+1} = M x_t + N xi_t,   M = [W, -a W; G H (W - I), W - a G H W],   N = sigma [-a W G; (W - I) G - a G H W G]
+
+The tracking invariant makes the weighted gradient 1/n sum_i lambda_i grad F_i(theta_i) = pi^T u_t =: q_t, so that its
+mean and variance need one backward trajectory r_t = (M^T)^t (0, pi), whatever the number of coordinates:
+
+    p' = W^T (p + G H s) - G H s,   s' = W^T (s - a (p + G H s)),   r = (p, s)
+    E q_t = r_t^T x_0,   Var q_t = sigma^2 sum_{k<t} |G (s_{k+1} - s_k)|^2
+
+Nothing is sampled: what is left to chance is only which problem is drawn (h, b and the start).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+import scipy.special
+
+from dgt.network.mixing import Strategy, mixing_matrix, strategy
+from dgt.network.weights import Weights
+
+Array = npt.NDArray[np.float64]
+Item = TypeVar("Item")
+
+EXACT_NODES = 128  # up to here the contraction is an eigenvalue, above a growth rate
+GROWTH_STEPS = 300
+FEW_DRAWS = 2  # where an estimate suffices
+MANY_NODES = 1000
+PROBES = 16  # random vectors that stand for all nodes
+STEPS_TRIED = (16, 8, 8)  # step sizes tried side by side, closer and closer
+ROUNDING = 1e-13  # of the start: below it there is only rounding
+TIE = 0.01  # relative difference up to which two predictions are the same
+FAR = 200.0  # squared mean in units of the variance, from which on the mean alone decides
+
+
+@dataclass(frozen=True, slots=True)
+class Quadratic:
+    """F_i(theta) = 1/2 h_i |theta|^2 - b_i^T theta, drawn several times."""
+
+    curvature: Array  # [nodes, draws], h_i
+    pull: Array  # [nodes, draws, dimension], b_i
+    start: Array  # [nodes, draws, dimension]
+    noise: float
+
+    def first(self, draws: int) -> Quadratic:
+        """Some of the draws."""
+        return Quadratic(self.curvature[:, :draws], self.pull[:, :draws], self.start[:, :draws], self.noise)
+
+    def optimum(self, weights: Weights) -> Array:
+        """theta* = sum lambda_i b_i / sum lambda_i h_i, [draws, dimension]."""
+        return np.tensordot(weights, self.pull, 1) / (weights @ self.curvature)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One strategy on one graph: all that M is made of but the curvatures and the step."""
+
+    plan: Strategy
+    W: scipy.sparse.csr_array
+    backwards: scipy.sparse.csr_array  # W^T
+
+    @classmethod
+    def of(cls, graph: nx.Graph, weights: Weights, name: str, laziness: float) -> System:
+        plan = strategy(name, weights)
+        W = mixing_matrix(graph, plan.mixing_weights, laziness)
+        return cls(plan, W, W.T.tocsr())
+
+    def back(self, p: Array, s: Array, curvature: Array, lr: float | Array) -> tuple[Array, Array]:
+        """(p', s') = M^T (p, s), one column per draw; `lr` may have one entry per column."""
+        pulled = self.plan.gradient_scale[:, None] * curvature * s
+        direction = p + pulled
+        mixed = self.backwards @ np.concatenate([direction, s - lr * direction], axis=1)
+        columns = p.shape[1]
+        return mixed[:, :columns] - pulled, mixed[:, columns:]
+
+    def invariant(self, curvature: Array) -> tuple[Array, Array]:
+        """l = (-G H pi, pi), l^T M = l^T: what x_0 and the noise have no part of."""
+        pi = np.repeat(self.plan.average_weights[:, None], curvature.shape[1], axis=1)
+        return -self.plan.gradient_scale[:, None] * curvature * pi, pi
+
+
+def expected_norms(system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int]) -> Array:
+    """E |1/n sum_i lambda_i grad F_i(theta_i)| at these iterations: [times, draws]; inf once it overflows."""
+    n, draws, dimension = quadratic.pull.shape
+    r = np.zeros((n, draws, 1)), np.tile(system.plan.average_weights[:, None, None], (1, draws, 1))
+    with np.errstate(all="ignore"):
+        moments = _moments(system, weights, quadratic, lr, times, r)
+        norms = [expected_norm((mean[:, 0] ** 2).sum(-1), variance[:, 0], dimension) for mean, variance in moments]
+    return _or_infinite(np.array(norms))
+
+
+def expected_consensus(
+    system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int], probes: int
+) -> Array:
+    """sqrt(E 1/n sum_i lambda_i |theta_i - average|^2) at these iterations: [times, draws].
+
+    E |C theta|^2 with C = diag(lambda/n)^1/2 (I - 1 pi^T) is the mean of E (z^T C theta)^2 over random signs z.
+    """
+    n, draws, dimension = quadratic.pull.shape
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (n, 1, probes)) * np.sqrt(weights / n)[:, None, None]
+    p = np.tile(signs - system.plan.average_weights[:, None, None] * signs.sum(0), (1, draws, 1))
+    with np.errstate(all="ignore"):
+        moments = _moments(system, weights, quadratic, lr, times, (p, np.zeros_like(p)))
+        squares = [(mean**2).sum(-1) + dimension * variance for mean, variance in moments]
+        return _or_infinite(np.sqrt(np.array(squares).mean(-1)))
+
+
+def _moments(
+    system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int], r: tuple[Array, Array]
+) -> Iterator[tuple[Array, Array]]:
+    """Mean [draws, vectors, dimension] and variance [draws, vectors] of r^T x_t at these times, ascending.
+
+    r is (p, s), each [nodes, draws, vectors], without a part of the invariant direction.
+    """
+    n, draws, vectors = r[0].shape
+    G = system.plan.gradient_scale[:, None]
+    theta = quadratic.start - quadratic.optimum(weights)
+    u = G[..., None] * (quadratic.curvature[..., None] * quadratic.start - quadratic.pull)
+    x = np.ascontiguousarray(np.concatenate([theta, u]).transpose(1, 0, 2))  # [draws, 2 nodes, dimension]
+    p, s = (half.reshape(n, -1) for half in r)
+    curvature, variance = np.repeat(quadratic.curvature, vectors, axis=1), np.zeros(draws * vectors)
+    wanted = set(times)
+    for t in range(max(times) + 1):
+        if t in wanted:
+            rows = np.concatenate([p, s]).reshape(2 * n, draws, vectors).transpose(1, 2, 0)
+            yield np.matmul(rows, x), variance.reshape(draws, vectors)
+        before = s
+        p, s = system.back(p, s, curvature, lr)
+        variance = variance + quadratic.noise**2 * ((G * (s - before)) ** 2).sum(0)
+
+
+def _or_infinite(values: Array) -> Array:
+    return np.where(np.isfinite(values), values, np.inf)
+
+
+def expected_norm(squared_mean: Array, variance: Array, dimension: int) -> Array:
+    """E |z| for z ~ N(m, v I): sqrt(2 v) Gamma((d+1)/2) / Gamma(d/2) 1F1(-1/2; d/2; -|m|^2 / 2v)."""
+    ratio = np.divide(squared_mean, variance, out=np.full_like(squared_mean, np.inf), where=variance > 0)
+    near = np.minimum(ratio, FAR)
+    gammas = np.exp(scipy.special.gammaln((dimension + 1) / 2) - scipy.special.gammaln(dimension / 2))
+    exact = np.sqrt(2 * variance) * gammas * scipy.special.hyp1f1(-0.5, dimension / 2, -near / 2)
+    return np.where(ratio < FAR, exact, np.sqrt(squared_mean + (dimension - 1) * variance))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How the weighted gradient norm is expected to fall, and how nodes come to agree."""
+
+    times: list[int]
+    norms: Array  # [times, draws]
+    consensus: Array  # [times, some of the draws]
+
+    @property
+    def start(self) -> float:
+        return float(self.norms[0].mean())
+
+    @property
+    def errors(self) -> Array:
+        """Of each draw, the mean over the last fifth of the iterations, as in summary.json."""
+        return np.maximum(self._late(self.norms), ROUNDING * self.norms[0])
+
+    @property
+    def error(self) -> float:
+        return float(self.errors.mean())
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether nothing but rounding is left at the end."""
+        return self.error <= 2 * ROUNDING * self.start
+
+    @property
+    def late_consensus(self) -> float:
+        return float(self._late(self.consensus).mean())
+
+    def _late(self, values: Array) -> Array:
+        """Mean over the last fifth of the iterations, of each draw."""
+        return values[np.array(self.times) >= 0.8 * self.times[-1]].mean(0)
+
+    def reached(self, share: float) -> int | None:
+        """The first of the times at which the gradient norm is at most this share of its start, if any."""
+        return self._first(self.norms.mean(1) <= share * self.start)
+
+    def agreed(self, share: float) -> int | None:
+        """The first of the times at which gradient norm and consensus error both are."""
+        consensus = self.consensus.mean(1)
+        return self._first((self.norms.mean(1) <= share * self.start) & (consensus <= share * consensus[0]))
+
+    def _first(self, there: npt.NDArray[np.bool_]) -> int | None:
+        return self.times[int(np.argmax(there))] if there.any() else None
+
+
+def predict(system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int]) -> Prediction:
+    """What to expect of a run that is evaluated at these iterations."""
+    norms = expected_norms(system, weights, quadratic, lr, times)
+    probes = PROBES if weights.size <= MANY_NODES else PROBES // 4  # many nodes average out
+    consensus = expected_consensus(system, weights, quadratic.first(FEW_DRAWS), lr, times, probes)
+    return Prediction(list(times), norms, consensus)
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """How much lower an error is than another, as a share of the larger one; below 0 if it is higher."""
+
+    share: float
+    uncertainty: float
+    """Standard error of the share, by how the draws of the problem differ."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is more than chance and more than anybody would notice."""
+        return abs(self.share) > max(TIE, self.uncertainty)
+
+
+def advantage(one: Prediction, other: Prediction) -> Advantage:
+    """Of `one` over `other`. Where both come down to rounding, the iterations this takes are compared instead."""
+    if one.is_rounding and other.is_rounding:
+        ours, theirs = (float(prediction.reached(2 * ROUNDING) or 0) for prediction in (one, other))
+        return Advantage((theirs - ours) / max(ours, theirs, 1.0), 0.0)
+    if not np.isfinite(one.error + other.error):
+        return Advantage(float(np.isfinite(one.error)) - float(np.isfinite(other.error)), 0.0)
+    differences = (other.errors - one.errors) / max(one.error, other.error)
+    return Advantage(float(differences.mean()), float(differences.std() / np.sqrt(differences.size)))
+
+
+def ranked(items: Sequence[Item], value: Callable[[Item], float], cost: Callable[[Item], float]) -> list[Item]:
+    """By value, lowest first; of those as good as the best that is left (`TIE`), the one of lowest cost comes next."""
+    left, order = sorted(items, key=value), []
+    while left:
+        best = value(left[0])
+        equals = [item for item in left if value(item) <= (1 + TIE) * best]
+        chosen = min(equals, key=cost)  # the first of several: of lower value
+        left = [item for item in left if item is not chosen]
+        order.append(chosen)
+    return order
+
+
+def iteration_seconds(compute: float, latency: float, sending: float, overlaps: bool) -> float:
+    """z and then y travel, `latency` + `sending` seconds each; y while the next gradient is computed, if allowed."""
+    travel = latency + sending
+    return travel + max(compute, travel) if overlaps else compute + latency + 2 * sending
+
+
+def contraction(system: System, curvature: Array, lr: float) -> float:
+    """Spectral radius of M without its invariant direction: error per iteration, in the long run and without noise.
+
+    `curvature` is one draw, [nodes]. Small networks: eigenvalues. Larger: growth of a random vector under M^T.
+    """
+    n = curvature.size
+    if n > EXACT_NODES:
+        return float(_growth(system, curvature, np.array([lr]), 4 * GROWTH_STEPS)[0])
+    W, GH = system.W.toarray(), (system.plan.gradient_scale * curvature)[:, None]
+    M = np.block([[W, -lr * W], [GH * (W - np.eye(n)), W - lr * GH * W]])
+    # shifts the eigenvalue 1 of the invariant direction, right (1, 0) and left l, to 0
+    left = np.concatenate([v[:, 0] for v in system.invariant(curvature[:, None])])
+    M[:n] -= left[None] / left[:n].sum()
+    return float(np.abs(np.linalg.eigvals(M)).max())
+
+
+def largest_stable_step(system: System, curvature: Array) -> float:
+    """Up to which step size M contracts, to about one percent, from below; `curvature` is one draw, [nodes]."""
+    pulls = system.plan.gradient_scale * curvature
+    low, high = 0.1 / float(pulls.max()), 4.0 / float(system.plan.average_weights @ pulls)  # the average needs 2
+    for tried in STEPS_TRIED:
+        steps = np.geomspace(low, high, tried)
+        stable = _growth(system, curvature, steps, GROWTH_STEPS) < 1
+        first = int(np.argmin(stable))
+        low, high = (steps[first - 1], steps[first]) if first else (0.1 * low, low)
+    return 0.99 * float(low)
+
+
+def _growth(system: System, curvature: Array, lr: Array, steps: int) -> Array:
+    """(|r_steps| / |r_steps/2|)^(2/steps) under M^T, for several step sizes at once."""
+    columns = np.repeat(curvature[:, None], lr.size, axis=1)
+    random = np.random.default_rng(0).standard_normal((2, curvature.size, 1))
+    p, s = (np.repeat(half, lr.size, axis=1) for half in random)
+    left = system.invariant(columns)
+    half = np.ones(lr.size)
+    with np.errstate(all="ignore"):
+        for t in range(steps):
+            share = p.sum(0) / left[0].sum(0)  # rounding brings it back
+            p, s = p - share * left[0], s - share * left[1]
+            if t == steps // 2:
+                half = np.sqrt((p**2).sum(0) + (s**2).sum(0))
+            p, s = system.back(p, s, columns, lr)
+        rate = (np.sqrt((p**2).sum(0) + (s**2).sum(0)) / half) ** (1 / (steps - steps // 2))
+    return np.where(np.isfinite(rate), rate, np.inf)

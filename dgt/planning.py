@@ -1,0 +1,201 @@
+"""`dgt plan`: for given weights, which strategy on which graph; from overrides to a ranked list and a config for it.
+
+    dgt plan weights=A                                        # the usual graphs, both strategies
+    dgt plan weights=A topology=ring,tailored budget.degree=6 parameters=11000000 bandwidth=1.2 latency=50 compute=100
+
+The mathematics is in `network/plan.py`, the candidates are in `training/plan.py`, the words in `report/plan.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dgt import compose as composing
+from dgt import doctor
+from dgt.checks import ConfigError, build, documented
+from dgt.config import STRATEGIES, Config
+from dgt.fragment import fragment, overrides_of
+from dgt.network import plan as planner
+from dgt.placement import Placement
+from dgt.training.logger import Progress
+from dgt.training.plan import (
+    BudgetConfig,
+    Plan,
+    PlanConfig,
+    Row,
+    affordable,
+    decided,
+    examine,
+    model_numbers,
+    quadratic_of,
+    step_of,
+    width_of,
+)
+from dgt.training.setup import network_of
+
+CANDIDATES = ("ring", "grid", "torus", "exponential", "erdos_renyi", "tailored")
+BOTH = ("strategy=I,II", "strategy=II,I")  # as without them
+QUICK_NODES = 100  # up to here nobody has to wait
+
+
+def settings() -> list[str]:
+    """'key: default   # meaning' for --help."""
+    own = [line for line in documented(PlanConfig) if not line.startswith("budget")]
+    lines = [f"budget.{line}" for line in documented(BudgetConfig)] + own
+    return [line.replace(": None ", ": null ").replace(": False ", ": false ") for line in lines]
+
+
+def plan(overrides: Sequence[str]) -> Plan:
+    """What these overrides ask for."""
+    settings, rest = split(overrides)
+    configs, named = candidates(rest)
+    weights, _ = network_of(configs[0], Placement("alone"), as_drawn=True)
+    if weights.size == 1:
+        raise ConfigError("dgt plan: a network of one node has nothing to choose")
+    bytes_per_neighbour = 2 * model_numbers(configs[0], settings) * width_of(configs[0])
+    if settings.measure:
+        talk = doctor.measured(configs[0].transport)
+        settings = dataclasses.replace(settings, measure=False, latency=talk.microseconds, bandwidth=talk.gigabytes)
+    graphs, left_out = affordable(configs, settings.budget, bytes_per_neighbour, named)
+    strategies = [configs[0].strategy.name] if _chosen(rest, "strategy") else STRATEGIES
+    quadratic = quadratic_of(configs[0], int(weights.size))
+    cells = [(config, graph, name) for config, graph in graphs for name in strategies]
+    progress = Progress(len(cells), "plan", speaks=weights.size > QUICK_NODES, lines=1, unit="candidate")
+    rows = []
+    for number, (config, graph, name) in enumerate(cells, start=1):
+        config = dataclasses.replace(config, strategy=dataclasses.replace(config.strategy, name=name))
+        rows.append(examine(config, graph, weights, quadratic, settings, bytes_per_neighbour))
+        progress.update(number, {})
+    progress.close()
+    return decided(rows, settings, weights, left_out, quadratic)
+
+
+def split(overrides: Sequence[str]) -> tuple[PlanConfig, list[str]]:
+    """What is for the plan, and what is for the runs it is about."""
+    own: dict[str, Any] = {}
+    rest, top = [], [field.name for field in dataclasses.fields(PlanConfig)]
+    config_keys = {field.name for field in dataclasses.fields(Config)}
+    for override in overrides:
+        key = override.partition("=")[0]
+        section, _, name = key.partition(".")
+        if override in BOTH:
+            continue
+        if section not in top:
+            close = difflib.get_close_matches(section, top, 1, cutoff=0.75)
+            if close and section not in config_keys and not key.startswith(("hydra", "experiment", "+", "~")):
+                raise ConfigError(f"{key}: no such key; did you mean {close[0]}?")
+            rest.append(override)
+            continue
+        (value,) = composing.plain_values([override]).values()
+        if name:
+            own.setdefault(section, {})[name] = value
+        else:
+            own[section] = value
+    return build(PlanConfig, own, ""), rest
+
+
+def candidates(overrides: Sequence[str]) -> tuple[list[Config], bool]:
+    """One config per graph, and whether the user named the graphs; settings of a graph go to those that have them."""
+    graph_settings = [word for word in overrides if word.startswith("topology.")]
+    rest = [word for word in overrides if word not in graph_settings]
+    for item in composing.parse(rest):
+        if item.is_sweep_override() and item.key_or_group != "topology":
+            raise ConfigError(f"{item.key_or_group}: dgt plan varies topology; give one {item.key_or_group}")
+    named = _chosen(rest, "topology")
+    runs = composing.expand(rest if named else [*rest, f"topology={','.join(CANDIDATES)}"])
+    taken: set[str] = set()
+    configs = []
+    for run in runs:
+        fitting = [word for word in graph_settings if _belongs(word, run)]
+        taken.update(fitting)
+        configs.append(composing.compose([*run, *fitting]))
+    for word in graph_settings:
+        if word not in taken:
+            composing.compose([*runs[-1], word])  # says what is wrong with it
+    for config in configs:
+        check(config)
+    return configs, named
+
+
+def check(config: Config) -> None:
+    """Refuse what the prediction does not hold for."""
+    if config.algorithm.name != "gradient_tracking":
+        raise ConfigError(f"algorithm={config.algorithm.name}: dgt plan is about gradient_tracking; leave it out")
+    if config.local_steps != 1:
+        raise ConfigError(f"local_steps={config.local_steps}: dgt plan predicts one exchange per step; leave it out")
+    if config.iterations < 1:
+        raise ConfigError(f"iterations={config.iterations}: dgt plan needs at least 1")
+
+
+def _chosen(overrides: Sequence[str], group: str) -> bool:
+    return any(item.key_or_group == group for item in composing.parse(overrides))
+
+
+def _belongs(setting: str, run: Sequence[str]) -> bool:
+    key = setting.partition("=")[0].partition(".")[2]
+    return key in composing.keys_of("topology", run)
+
+
+def as_dict(found: Plan) -> dict[str, Any]:
+    """The answer in plain values: what --json prints, and what the words are made of."""
+    best, settings, weights = found.best, found.settings, found.weights
+    other = best.other_strategy(found.rows)
+    chosen = best.config
+    return {
+        "weights": chosen.weights.name,
+        "nodes": int(weights.size),
+        "uniform": bool(np.ptp(weights) < 1e-12),
+        "problem": chosen.problem.name,
+        "lr": step_of(chosen),
+        "noise": found.noise,
+        "iterations": chosen.iterations,
+        "accuracy": settings.accuracy,
+        "bandwidth": settings.bandwidth,
+        "latency": settings.latency,
+        "compute": settings.compute,
+        "ranked_by": "time" if found.by_time else "error",
+        "rows": [_row_dict(row) for row in found.rows],
+        "choices": list(_choices(found)),
+        "left_out": found.left_out,
+        "recommendation": {
+            "strategy": best.strategy,
+            "topology": best.topology,
+            "either": other is not None and not planner.advantage(best.prediction, other.prediction).is_clear,
+            "best_lr": found.best_lr,
+            "best_lr_error": found.best_lr_error,
+        },
+        "overrides": overrides_of(chosen),
+        "fragment": fragment(chosen),
+    }
+
+
+def _row_dict(row: Row) -> dict[str, Any]:
+    names = (
+        "strategy", "topology", "degree", "mean_degree", "gap", "contraction", "lr_proved", "lr_stable", "bytes",
+        "mean_bytes", "error", "consensus", "iterations", "iteration_seconds", "seconds",
+    )  # fmt: skip
+    values = {name: getattr(row, name) for name in names}
+    values |= {"stable": row.is_stable, "rounding": row.prediction.is_rounding}
+    infinite = [key for key, value in values.items() if isinstance(value, float) and not np.isfinite(value)]
+    return values | dict.fromkeys(infinite)
+
+
+def _choices(found: Plan) -> Iterator[dict[str, Any]]:
+    """I or II on each graph, and by how much: 0.1 is an error 10 % below the other strategy's."""
+    for row in found.rows:
+        other = row.other_strategy(found.rows)
+        if other is not None and found.rows.index(row) < found.rows.index(other):
+            ahead = planner.advantage(row.prediction, other.prediction)
+            yield {
+                "topology": row.topology,
+                "strategy": row.strategy,
+                "either": not ahead.is_clear,
+                "advantage": ahead.share,
+                "uncertainty": ahead.uncertainty,
+                "without_noise": min((row, other), key=lambda one: one.contraction).strategy,
+            }

@@ -1,0 +1,141 @@
+"""The words of `dgt plan`: a table, a sentence with its reason, and what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dgt.report.tables import table
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def text(found: Mapping[str, Any], written: str | None = None) -> str:
+    """All of it; `written` is the folder the config was written to."""
+    lines = [table([_shown(row, found) for row in found["rows"]]), ""]
+    lines += [f"left out: {name} ({why})" for name, why in found["left_out"].items()]
+    lines += [_strategies(found), "", reason(found)]
+    lines += [*_step_words(found), *_assumptions(found), ""]
+    lines += ["dgt train " + " ".join(_for_shell(word) for word in found["overrides"])]
+    if written is not None:
+        lines += [f"dgt train --config-dir {written} experiment=plan"]
+    else:
+        lines += ["", "the same as a file, FOLDER/experiment/plan.yaml (write=FOLDER writes it):"]
+        lines += [f"  {line}" for line in found["fragment"].splitlines()]
+    return "\n".join(lines)
+
+
+def reason(found: Mapping[str, Any]) -> str:
+    """One sentence: what to take, and why."""
+    best, chosen = found["rows"][0], found["recommendation"]
+    name = "Either strategy" if chosen["either"] else f"Strategy {chosen['strategy']}"
+    if found["ranked_by"] == "time" and best["seconds"] is not None:
+        steps = f"{best['iterations']} iterations of {duration(best['iteration_seconds'])}"
+        why = (
+            f"brings gradient norm and consensus error to {found['accuracy']:.0%} of their start sooner than other "
+            f"graphs, in {duration(best['seconds'])} ({steps})"
+        )
+    elif best["rounding"]:
+        rate = f"contraction {best['contraction']:.3f}"
+        why = f"comes down to rounding within {found['iterations']} iterations, and soonest ({rate})"
+    else:
+        why = f"has the lowest predicted gradient norm, {best['error']:.3g} after {found['iterations']} iterations"
+    cheaper = [row for row in found["rows"][1:] if row["stable"] and row["error"] < best["error"]]
+    if cheaper and found["ranked_by"] == "error" and not best["rounding"]:
+        why = (
+            f"has a predicted gradient norm of {best['error']:.3g} after {found['iterations']} iterations, "
+            f"within 1 % of the lowest, and its nodes agree soonest (contraction {best['contraction']:.3f})"
+        )
+    return f"{name} on {chosen['topology']}: {why}{_against(found)}."
+
+
+def _against(found: Mapping[str, Any]) -> str:
+    """By how much the other strategy, on the same graph, is behind."""
+    if found["uniform"]:
+        return "; with equal weights both strategies are the same algorithm"
+    choice = next((c for c in found["choices"] if c["topology"] == found["recommendation"]["topology"]), None)
+    if choice is None:
+        return ""
+    if choice["either"]:
+        return "; the strategies differ by no more than chance there"
+    if choice["strategy"] == found["recommendation"]["strategy"]:
+        loser = "I" if choice["strategy"] == "II" else "II"
+        other = next(row for row in found["rows"] if (row["strategy"], row["topology"]) == (loser, choice["topology"]))
+        if not other["stable"]:
+            return f"; Strategy {loser} diverges there"
+        if other["rounding"]:
+            return f"; Strategy {loser} takes longer there"
+        return f"; its error is {choice['advantage']:.0%} below that of Strategy {loser} there"
+    return ""
+
+
+def _strategies(found: Mapping[str, Any]) -> str:
+    words = [
+        f"{choice['topology']} {'either' if choice['either'] else choice['strategy']}" for choice in found["choices"]
+    ]
+    return f"strategy by graph: {', '.join(words)}" if words else "strategy: as given"
+
+
+def _step_words(found: Mapping[str, Any]) -> list[str]:
+    best, chosen = found["rows"][0], found["recommendation"]
+    limits = f"up to {best['lr_stable']:.3g}; proved up to {best['lr_proved']:.2g}"
+    words = f"Step size: lr={found['lr']:g} is stable ({limits})"
+    if chosen["best_lr"] is not None and chosen["best_lr_error"] < 0.95 * best["error"] and not best["rounding"]:
+        words += f"; lr={chosen['best_lr']:.2g} would end at {chosen['best_lr_error']:.3g}"
+    return [words + "."]
+
+
+def _assumptions(found: Mapping[str, Any]) -> list[str]:
+    lines = []
+    sooner = [c["topology"] for c in found["choices"] if c["without_noise"] != c["strategy"] and not found["uniform"]]
+    if sooner and found["noise"]:
+        lines += [f"Without gradient noise the other strategy would converge faster in the end on {', '.join(sooner)}."]
+    if found["problem"] != "least_squares":
+        lines += [f"Convergence is that of least squares at lr={found['lr']:g}, standing in for {found['problem']}."]
+    if found["bandwidth"] is not None:
+        lines += [
+            f"Time: {found['bandwidth']:.3g} GB/s per node, {found['latency']:.3g} us per message, "
+            f"{found['compute']:g} ms per gradient."
+        ]
+    else:
+        lines += ["bandwidth=GB/s latency=us compute=ms, or measure=true, ranks by time."]
+    return lines
+
+
+def _shown(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
+    shown = {
+        "strategy": row["strategy"],
+        "topology": row["topology"],
+        "gradient norm": "diverges" if not row["stable"] else "rounding" if row["rounding"] else f"{row['error']:.4g}",
+        "consensus": f"{row['consensus']:.2g}" if row["stable"] else "",
+        "iterations": "" if row["iterations"] is None or not row["stable"] else str(row["iterations"]),
+        "gap": f"{row['gap']:.3g}",
+        "contraction": f"{row['contraction']:.5f}" if row["contraction"] is not None else "",
+        "stable lr": f"{row['lr_stable']:.3g}",
+        "proved lr": f"{row['lr_proved']:.2g}",
+        "degree": str(row["degree"]),
+        "sent": size(row["bytes"]),
+    }
+    if found["bandwidth"] is not None:
+        shown["iteration"] = duration(row["iteration_seconds"])
+        shown["time"] = "" if row["seconds"] is None or not row["stable"] else duration(row["seconds"])
+    return shown
+
+
+def size(count: float) -> str:
+    for unit in UNITS:
+        if count < 1000 or unit == UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    for factor, unit in ((1e6, "us"), (1e3, "ms"), (1.0, "s")):
+        if seconds * factor < 1000 or unit == "s":
+            break
+    return f"{seconds * factor:.3g} {unit}" if seconds < 6000 else f"{seconds / 3600:.3g} h"
+
+
+def _for_shell(word: str) -> str:
+    return f'"{word}"' if set(word) & set(" '[]{}()") else word

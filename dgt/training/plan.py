@@ -1,0 +1,326 @@
+"""Candidates of `dgt plan`: which graphs fit a budget, what to expect of each strategy on them, and their order.
+
+The mathematics is in `network/plan.py`; overrides become candidates in `dgt/planning.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+import numpy as np
+
+from dgt import models, problems
+from dgt.checks import ConfigError, check_range
+from dgt.config import Cifar10Config, Config, LeastSquaresConfig
+from dgt.network import plan as planner
+from dgt.network import spectral, theory
+from dgt.network.plan import Prediction, Quadratic, System
+from dgt.network.weights import Weights
+from dgt.placement import Placement
+from dgt.problems.least_squares import LeastSquares, smoothness
+from dgt.training.setup import network_of
+from dgt.training.simulate import NARROW_BYTES, evaluated_at
+
+MOST_NUMBERS = 3_000_000  # nodes x draws x dimension: fewer draws on larger networks
+ONE_MESSAGE = 2**16  # bytes of z and y up to which they travel together, and nothing overlaps
+STEP_SHARES = np.geomspace(0.02, 0.9, 16)  # of the largest stable step, where the best one is looked for
+SAME = 1e-9  # relative difference that only rounding makes
+
+
+@dataclass(slots=True, kw_only=True)
+class BudgetConfig:
+    degree: int | None = None
+    """Most neighbours that any node may have."""
+    bytes: float | None = None
+    """Most bytes that any node may send per iteration."""
+
+    def __post_init__(self) -> None:
+        if self.degree is not None:
+            check_range("budget.degree", self.degree, 1)
+        if self.bytes is not None:
+            check_range("budget.bytes", self.bytes, 0, open_low=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanConfig:
+    """What `dgt plan` takes besides the settings of a run."""
+
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    parameters: int | None = None
+    """Parameters of the model; null: the problem's own."""
+    accuracy: float = 0.05
+    """What to reach: gradient norm and consensus error, as a share of their start."""
+    bandwidth: float | None = None
+    """GB/s that a node can send; with it, graphs are ranked by time."""
+    latency: float = 0.0
+    """Microseconds for a message to arrive."""
+    compute: float = 0.0
+    """Milliseconds for a gradient."""
+    measure: bool = False
+    """Measure bandwidth and latency between two ranks on this host."""
+    write: str | None = None
+    """Folder for the config: dgt train --config-dir FOLDER experiment=plan."""
+
+    def __post_init__(self) -> None:
+        check_range("accuracy", self.accuracy, 0, 1, open_low=True, open_high=True)
+        check_range("latency", self.latency, 0)
+        check_range("compute", self.compute, 0)
+        if self.parameters is not None:
+            check_range("parameters", self.parameters, 1)
+        if self.bandwidth is not None:
+            check_range("bandwidth", self.bandwidth, 0, open_low=True)
+            if self.measure:
+                raise ConfigError(f"measure=true: bandwidth={self.bandwidth:g} is given; leave one of them out")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One strategy on one graph."""
+
+    config: Config
+    degree: int
+    """Of the node with most neighbours."""
+    mean_degree: float
+    gap: float
+    contraction: float
+    lr_proved: float
+    lr_stable: float
+    bytes: int
+    """Sent per iteration by the node with most neighbours."""
+    mean_bytes: float
+    prediction: Prediction
+    iterations: int | None
+    """To reach the accuracy."""
+    iteration_seconds: float | None
+    system: System
+
+    @property
+    def strategy(self) -> str:
+        return self.config.strategy.name
+
+    @property
+    def topology(self) -> str:
+        return self.config.topology.name
+
+    @property
+    def error(self) -> float:
+        return self.prediction.error
+
+    @property
+    def consensus(self) -> float:
+        return self.prediction.late_consensus
+
+    @property
+    def is_stable(self) -> bool:
+        return self.contraction < 1 and bool(np.isfinite(self.error))
+
+    def other_strategy(self, rows: Sequence[Row]) -> Row | None:
+        """On the same graph."""
+        return next((row for row in rows if row.topology == self.topology and row.strategy != self.strategy), None)
+
+    @property
+    def seconds(self) -> float | None:
+        """To reach the accuracy."""
+        if self.iterations is None or self.iteration_seconds is None:
+            return None
+        return self.iterations * self.iteration_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer: rows from best to worst, and what was left out."""
+
+    rows: list[Row]
+    settings: PlanConfig
+    weights: Weights
+    left_out: dict[str, str]
+    """Graph -> why."""
+    noise: float
+    best_lr: float | None
+    """Of the first row, for least squares."""
+    best_lr_error: float | None
+
+    @property
+    def best(self) -> Row:
+        return self.rows[0]
+
+    @property
+    def by_time(self) -> bool:
+        return self.best.iteration_seconds is not None
+
+
+def affordable(
+    configs: Sequence[Config], budget: BudgetConfig, bytes_per_neighbour: int, named: bool
+) -> tuple[list[tuple[Config, nx.Graph]], dict[str, str]]:
+    """The graphs within the budget, and why others are not among them; tailored ones are made to fit."""
+    most = float("inf") if budget.degree is None else float(budget.degree)
+    if budget.bytes is not None:
+        most = min(most, budget.bytes // bytes_per_neighbour)
+    found: list[tuple[Config, nx.Graph]] = []
+    left_out: dict[str, str] = {}
+    for config in configs:
+        name = config.topology.name
+        try:
+            config, graph = _fitted(config, most)
+        except ConfigError as error:
+            if named:
+                raise
+            left_out[name] = str(error)
+            continue
+        same = next((c.topology.name for c, other in found if nx.utils.graphs_equal(other, graph)), None)
+        if _largest_degree(graph) > most:
+            left_out[name] = f"{_largest_degree(graph)} neighbours, {most:.0f} allowed"
+        elif same is not None and not named:
+            left_out[name] = f"the same graph as {same}"
+        else:
+            found.append((config, graph))
+    if not found:
+        why = "; ".join(f"{name}: {words}" for name, words in left_out.items())
+        what = "budget.bytes" if budget.degree is None or most < budget.degree else "budget.degree"
+        value = budget.bytes if what == "budget.bytes" else budget.degree
+        raise ConfigError(f"{what}={value:g}: no graph fits ({why})")
+    return found, left_out
+
+
+def _fitted(config: Config, most: float) -> tuple[Config, nx.Graph]:
+    """A config's graph; a tailored one whose average degree is free has as many edges as the budget allows."""
+    weights, graph = network_of(config, Placement("alone"), as_drawn=True)  # swaps leave degrees as they are
+    if config.topology.name != "tailored":
+        return config, graph
+    free = config.topology.avg_degree is None
+    degree = 2 * graph.number_of_edges() / weights.size
+    while _largest_degree(graph) > most and degree > 2 and free:
+        degree = max(2.0, min(degree - 0.5, degree * most / _largest_degree(graph)))
+        config = dataclasses.replace(config, topology=dataclasses.replace(config.topology, avg_degree=round(degree, 2)))
+        graph = network_of(config, Placement("alone"), as_drawn=True)[1]
+    return config, graph if _largest_degree(graph) > most else network_of(config, Placement("alone"))[1]
+
+
+def _largest_degree(graph: nx.Graph) -> int:
+    return max(degree for _, degree in graph.degree)
+
+
+def model_numbers(config: Config, settings: PlanConfig) -> int:
+    """Parameters of the model that will be trained."""
+    if settings.parameters is not None:
+        return settings.parameters
+    problem = config.problem
+    if isinstance(problem, LeastSquaresConfig):
+        return problem.dimension
+    if isinstance(problem, Cifar10Config):
+        model = models.image_model(problem.model, 10, problem.norm, 0)
+        return sum(parameter.numel() for parameter in model.parameters())
+    raise ConfigError(f"problem={problem.name}: say how large the model is, parameters=COUNT")
+
+
+def width_of(config: Config) -> int:
+    return NARROW_BYTES if config.wire != "full" else problems.dtype_of(config).itemsize
+
+
+def quadratic_of(config: Config, nodes: int) -> Quadratic:
+    """The draws of least squares that a config's seeds make; for another problem, those of the default."""
+    problem = _stand_in(config)
+    draws = max(1, min(len(config.seeds), MOST_NUMBERS // (nodes * problem.dimension)))
+    drawn = LeastSquares(problem, config.seeds[:draws], range(nodes))
+    curvature = (drawn.curvature + problem.regularization)[..., 0]
+    return Quadratic(curvature, drawn.curvature * drawn.center, drawn.start, problem.noise)
+
+
+def _stand_in(config: Config) -> LeastSquaresConfig:
+    return config.problem if isinstance(config.problem, LeastSquaresConfig) else LeastSquaresConfig()
+
+
+def step_of(config: Config) -> float:
+    return config.lr if isinstance(config.problem, LeastSquaresConfig) else Config().lr
+
+
+def examine(
+    config: Config,
+    graph: nx.Graph,
+    weights: Weights,
+    quadratic: Quadratic,
+    settings: PlanConfig,
+    bytes_per_neighbour: int,
+) -> Row:
+    """One strategy on one graph, in numbers."""
+    system = System.of(graph, weights, config.strategy.name, config.laziness)
+    spectrum = spectral.spectrum_of(system.W, system.plan.mixing_weights)
+    on = theory.OnNetwork(
+        config.strategy.name, int(weights.size), spectrum.rho, float(system.plan.gradient_scale.max()),
+        theory.kappa_lambda(weights) if config.strategy.name == "I" else 1.0, theory.c_lambda(weights),
+    )  # fmt: skip
+    times = [t for t in range(config.iterations + 1) if evaluated_at(t, config)]
+    prediction = planner.predict(system, weights, quadratic, step_of(config), times)
+    hardest = quadratic.curvature[:, int(np.argmax(prediction.errors))]  # the draw that comes to diverge first
+    rate = planner.contraction(system, hardest, step_of(config))
+    if rate < 1:
+        rate = planner.contraction(system, quadratic.curvature[:, 0], step_of(config))  # the same for all rows
+    degree, mean_degree = _largest_degree(graph), 2 * graph.number_of_edges() / weights.size
+    seconds = None
+    if settings.bandwidth is not None:
+        sending = degree * bytes_per_neighbour / 2 / (1e9 * settings.bandwidth)
+        overlaps = config.overlap and bytes_per_neighbour > ONE_MESSAGE
+        seconds = planner.iteration_seconds(1e-3 * settings.compute, 1e-6 * settings.latency, sending, overlaps)
+    return Row(
+        config=config,
+        degree=degree,
+        mean_degree=mean_degree,
+        gap=spectrum.gap,
+        contraction=rate,
+        lr_proved=theory.step_limit(on, smoothness(_stand_in(config))),
+        lr_stable=planner.largest_stable_step(system, hardest),
+        bytes=degree * bytes_per_neighbour,
+        mean_bytes=mean_degree * bytes_per_neighbour,
+        prediction=prediction,
+        iterations=prediction.agreed(settings.accuracy),
+        iteration_seconds=seconds,
+        system=system,
+    )
+
+
+def decided(
+    rows: list[Row], settings: PlanConfig, weights: Weights, left_out: dict[str, str], quadratic: Quadratic
+) -> Plan:
+    """Each graph with its better strategy, ranked by time where it is known, else by error; then the others."""
+    if not any(row.is_stable for row in rows):
+        most = max(rows, key=lambda row: row.lr_stable)
+        raise ConfigError(
+            f"lr={most.config.lr:g}: too large for every graph and strategy here; at most {most.lr_stable:.3g} "
+            f"(Strategy {most.strategy} on {most.topology})"
+        )
+    better = [row for row in rows if _is_chosen(row, rows)]
+    order = _in_order(better) + _in_order([row for row in rows if row not in better])
+    best, best_lr, best_error = order[0], None, None
+    if isinstance(best.config.problem, LeastSquaresConfig):
+        best_lr, best_error = _best_step(best, weights, quadratic)
+    return Plan(order, settings, weights, left_out, quadratic.noise, best_lr, best_error)
+
+
+def _is_chosen(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether it is the better strategy on its graph: by error, since both send the same. II if there is no other."""
+    other = row.other_strategy(rows)
+    if other is None:
+        return True
+    ahead = planner.advantage(row.prediction, other.prediction).share
+    return row.strategy == "II" if abs(ahead) < SAME else ahead > 0
+
+
+def _in_order(rows: list[Row]) -> list[Row]:
+    stable = [row for row in rows if row.is_stable]
+    in_time = [row for row in stable if row.seconds is not None]
+    order = planner.ranked(in_time, lambda row: float(row.seconds or 0), lambda row: row.error)
+    late = [row for row in stable if row.seconds is None]
+    order += planner.ranked(late, lambda row: row.error, lambda row: row.contraction)
+    return order + [row for row in rows if not row.is_stable]
+
+
+def _best_step(row: Row, weights: Weights, quadratic: Quadratic) -> tuple[float, float]:
+    """The step size with the lowest predicted error for this many iterations, and that error."""
+    late = [t for t in row.prediction.times if t >= 0.8 * row.prediction.times[-1]]
+    tried = [row.lr_stable * share for share in STEP_SHARES]
+    errors = [planner.expected_norms(row.system, weights, quadratic.first(3), lr, late).mean() for lr in tried]
+    best = int(np.argmin(errors))
+    return tried[best], float(errors[best])

@@ -1,0 +1,162 @@
+"""`dgt simulate`: a run on the single-process twin, at sizes no machine has ranks for; its files are a real run's.
+
+The numbers are those of real ranks but for rounding: a rank adds up its neighbours' messages in its own order and keeps
+g - W y in place of W y, so that sums differ in their last bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator, Sequence
+
+import networkx as nx
+import numpy as np
+import torch
+
+from dgt import reference
+from dgt.checks import ConfigError
+from dgt.config import CheckpointConfig, Config, LeastSquaresConfig, TopologyConfig
+from dgt.network import weights as node_weights
+from dgt.network.mixing import strategy
+from dgt.network.weights import Weights
+from dgt.placement import Placement
+from dgt.problems.least_squares import LeastSquares, smoothness, summarise
+from dgt.training.health import Health
+from dgt.training.logger import RunLogger, check_logger, claim_run_dir
+from dgt.training.metrics import Metrics
+from dgt.training.session import Clock
+from dgt.training.setup import DEFAULT_NODES, network_of
+
+MOST_EDGES = 5_000_000  # a few GB
+MANY_NODES = 20_000  # drawing their graph takes seconds
+NUMBER_BYTES = 8  # float64
+HANDSHAKE_BYTES = 2 * NUMBER_BYTES  # (lambda_i, d_i), once to every neighbour
+NARROW_BYTES = 2  # bfloat16 and float16
+
+
+def check(config: Config) -> None:
+    """Refuse what only real ranks can do, and graphs too dense to hold."""
+    if not isinstance(config.problem, LeastSquaresConfig):
+        raise ConfigError(f"problem={config.problem.name}: dgt simulate knows least squares only; use dgt train")
+    only_ranks = {
+        "resume": "none", "warm_start": False, "placement": "none", "on_peer_loss": "stop", "bucket_mb": 0,
+    }  # fmt: skip
+    for key, value in only_ranks.items():
+        if getattr(config, key) != value:
+            raise ConfigError(f"{key}={getattr(config, key)}: for the ranks of dgt train; dgt simulate has none")
+    if config.chaos.name != "none":
+        raise ConfigError(f"chaos={config.chaos.name}: for the ranks of dgt train; dgt simulate has none")
+    if config.checkpoint != CheckpointConfig():
+        raise ConfigError("checkpoint: dgt simulate writes none; leave it out")
+    if config.dtype == "float32":
+        raise ConfigError("dtype=float32: dgt simulate computes in float64; leave it out")
+    if config.device == "cuda":
+        raise ConfigError("device=cuda: dgt simulate computes on the CPU; leave it out")
+    nodes = nodes_of(config)
+    edges = likely_edges(config.topology, nodes)
+    if edges > MOST_EDGES:
+        name = config.topology.name
+        raise ConfigError(f"topology={name}: about {edges:.2g} edges on {nodes} nodes, at most {MOST_EDGES:g} here")
+
+
+def nodes_of(config: Config) -> int:
+    """How many there will be, before anything is drawn."""
+    return config.nodes or node_weights.own_length(config.weights) or DEFAULT_NODES
+
+
+def likely_edges(topology: TopologyConfig, nodes: int) -> float:
+    """How many edges a graph of this kind has, where that may be more than a few per node; else 0."""
+    pairs = nodes * (nodes - 1) / 2
+    if topology.name == "complete":
+        return pairs
+    if topology.name == "erdos_renyi" and topology.probability is not None:
+        return topology.probability * pairs
+    if topology.name == "geometric":
+        return min(1.0, math.pi * topology.radius**2) * pairs
+    return 0.0
+
+
+def evaluated_at(iteration: int, config: Config) -> bool:
+    """Whether least squares is evaluated then: at the start, every so often, and at the end."""
+    return iteration % config.eval_every == 0 or iteration == config.iterations
+
+
+def evaluations(
+    config: Config, weights: Weights, graph: nx.Graph, seeds: Sequence[int], clock: Clock | None = None
+) -> Iterator[tuple[int, Metrics]]:
+    """(iteration, metrics [seeds]) wherever a real run is evaluated."""
+    assert isinstance(config.problem, LeastSquaresConfig)
+    clock = clock or Clock()
+    problem = LeastSquares(config.problem, seeds, range(weights.size))
+    optimum, plan = problem.optimum(weights), strategy(config.strategy.name, weights)
+    sent = traffic(config, graph, copies=len(seeds))
+    states = reference.states(
+        config.algorithm.name, problem, graph, weights, config.strategy.name,
+        laziness=config.laziness, lr=config.lr, iterations=config.iterations,
+        local_steps=config.local_steps, wire=config.wire,
+    )  # fmt: skip
+    with np.errstate(all="ignore"):  # a diverging run is noticed at its next evaluation, and told once
+        for state in states:
+            if not evaluated_at(state.iteration, config):
+                continue
+            clock.evaluating()
+            found = reference.network_metrics(state, problem, weights, plan)
+            means, average = found.pop("means"), found.pop("average")
+            metrics: Metrics = {**summarise(means, average, optimum), **found}
+            metrics["average_norm"] = np.linalg.norm(average, axis=-1)
+            metrics["bytes_sent"] = np.full(len(seeds), sent.after(state.iteration))
+            clock.resume()
+            yield state.iteration, metrics
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that all ranks together would have sent, as their transports count them."""
+
+    handshake: int
+    exchange: int
+    every: int
+    """Steps from one exchange to the next."""
+
+    def after(self, iterations: int) -> int:
+        return self.handshake + self.exchange * (iterations // self.every)
+
+
+def traffic(config: Config, graph: nx.Graph, copies: int = 1) -> Traffic:
+    """z and y to every neighbour (dsgd: z alone); an all-reduce is counted as a ring, 2 (n-1)/n of the gradient."""
+    assert isinstance(config.problem, LeastSquaresConfig)
+    nodes, ends = graph.number_of_nodes(), 2 * graph.number_of_edges()
+    numbers = copies * config.problem.dimension
+    handshake = ends * HANDSHAKE_BYTES
+    if config.algorithm.name == "allreduce":
+        return Traffic(handshake, nodes * (2 * (nodes - 1) * numbers * NUMBER_BYTES // nodes), 1)
+    if config.algorithm.name == "dsgd":
+        return Traffic(handshake, ends * numbers * NUMBER_BYTES, 1)
+    width = NUMBER_BYTES if config.wire == "full" else NARROW_BYTES
+    return Traffic(handshake, ends * 2 * numbers * width, config.local_steps)
+
+
+def simulate(config: Config, show: str = "text") -> dict[str, object]:
+    """One run, written to its run directory; returns its summary. Raises `TrainingError` if it diverges."""
+    check(config)
+    check_logger(config)
+    if nodes_of(config) >= MANY_NODES:
+        print(f"dgt: drawing {config.topology.name} on {nodes_of(config)} nodes", file=sys.stderr, flush=True)
+    weights, graph = network_of(config, Placement("alone"))
+    config = dataclasses.replace(config, run_dir=claim_run_dir(config))
+    assert isinstance(config.problem, LeastSquaresConfig)
+    health = Health(config, graph, weights, smoothness(config.problem), torch.float64)
+    logger = RunLogger(config, int(weights.size), speaks=True, simulated=True)
+    logger.start(first=0)
+    clock = Clock()
+    try:
+        for iteration, metrics in evaluations(config, weights, graph, [config.seed], clock):
+            health.look(iteration, metrics)
+            times = {"seconds": clock.training, "evaluation_share": clock.evaluation_share}
+            logger.record(iteration, metrics | {name: np.array([value]) for name, value in times.items()})
+    except BaseException:
+        logger.close()
+        raise
+    return logger.finish(show)

@@ -1,0 +1,172 @@
+"""`dgt plan` from overrides to the words that train its recommendation."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dgt import doctor, planning
+from dgt.checks import ConfigError
+from dgt.compose import compose, search_override
+from dgt.config import Config
+from dgt.fragment import fragment, overrides_of, write
+from dgt.report import plan as report
+
+QUICK = ["iterations=60", "seeds=2"]
+
+
+def planned(*overrides: str) -> dict:
+    answer = planning.as_dict(planning.plan([*overrides, *QUICK]))
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    return answer
+
+
+def test_every_graph_with_both_strategies_the_better_ones_first() -> None:
+    answer = planned("weights=A")
+    assert len(answer["rows"]) == 12
+    first, last = answer["rows"][:6], answer["rows"][6:]
+    assert {row["topology"] for row in first} == set(planning.CANDIDATES)
+    for row in first:
+        other = next(other for other in last if other["topology"] == row["topology"])
+        assert row["strategy"] != other["strategy"]
+        assert row["error"] <= other["error"]
+    best = answer["recommendation"]
+    assert (best["strategy"], best["topology"]) == (first[0]["strategy"], first[0]["topology"])
+    assert report.reason(answer).startswith(f"Strategy {best['strategy']} on {best['topology']}: ")
+    words = report.text(answer)
+    assert "\ndgt train weights=A topology=" in words
+    assert all(name in words for name in planning.CANDIDATES)
+
+
+def test_equal_weights_are_said_to_leave_the_strategy_open() -> None:
+    answer = planned("weights=uniform", "nodes=9")
+    assert answer["recommendation"]["either"]
+    assert all(choice["either"] for choice in answer["choices"])
+    assert report.reason(answer).startswith("Either strategy on ")
+    assert "both strategies are the same algorithm" in report.reason(answer)
+
+
+def test_a_budget_leaves_out_what_costs_more_and_tailored_graphs_are_made_to_fit() -> None:
+    answer = planned("weights=D", "budget.degree=10")
+    assert max(row["degree"] for row in answer["rows"]) <= 10
+    assert "tailored" in {row["topology"] for row in answer["rows"]}
+    assert answer["left_out"]["exponential"] == "11 neighbours, 10 allowed"
+    tailored = planning.plan(["weights=D", "budget.degree=10", "topology=tailored", *QUICK]).best
+    assert tailored.config.topology.avg_degree is not None
+    assert planned(*overrides_of(tailored.config))["rows"][0]["degree"] == tailored.degree
+    # z and y, 10 numbers of 8 bytes, to each neighbour
+    by_bytes = planned("weights=A", "budget.bytes=640")
+    assert max(row["bytes"] for row in by_bytes["rows"]) == 640
+    assert {row["degree"] for row in by_bytes["rows"]} <= {2, 3, 4}
+
+
+def test_with_a_bandwidth_the_time_decides() -> None:
+    model = ["weights=A", "parameters=11000000", "dtype=float32", "latency=50", "compute=100", "iterations=120"]
+    slow = planned(*model, "bandwidth=0.1", "topology=torus,complete")
+    assert slow["ranked_by"] == "time"
+    best, other = slow["rows"][:2]
+    assert (best["topology"], best["degree"], other["topology"]) == ("torus", 4, "complete")
+    # z to four neighbours, then y, which takes longer than the gradient
+    assert best["iteration_seconds"] == pytest.approx(2 * (50e-6 + 4 * 44e6 / 0.1e9))
+    assert best["seconds"] == pytest.approx(best["iterations"] * best["iteration_seconds"])
+    quick = planned(*model, "bandwidth=1e9", "topology=torus,complete")
+    assert quick["rows"][0]["iteration_seconds"] == pytest.approx(0.1 + 50e-6, rel=1e-3)
+    assert "GB/s per node" in report.text(slow)
+
+
+def test_measured_figures_take_the_place_of_stated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = doctor.Talk((0, 1), "messages", latency=80e-6, bandwidth=4 * 4_000_000 / 2e9)
+    monkeypatch.setattr(doctor, "measured", lambda way: talk)
+    answer = planned("weights=A", "measure=true", "topology=ring")
+    assert (answer["latency"], answer["bandwidth"]) == (pytest.approx(80), pytest.approx(2.0))
+
+
+def test_settings_of_a_graph_go_to_the_graphs_that_have_them() -> None:
+    answer = planned("weights=A", "topology=ring,tailored", "topology.avg_degree=6")
+    assert {row["topology"]: row["mean_degree"] for row in answer["rows"]} == {"ring": 2.0, "tailored": 6.0}
+
+
+def test_a_strategy_that_is_given_is_taken() -> None:
+    answer = planned("weights=A", "strategy=I", "topology=ring,grid")
+    assert [row["strategy"] for row in answer["rows"]] == ["I", "I"]
+    assert not answer["choices"]
+
+
+def test_other_problems_are_planned_on_least_squares() -> None:
+    answer = planned("weights=A", "problem=cifar10", "topology=ring")
+    assert answer["rows"][0]["bytes"] == 2 * 2 * 4 * 11_173_962
+    assert answer["overrides"][:4] == ["weights=A", "topology=ring", "strategy=II", "problem=cifar10"]
+    assert "standing in for cifar10" in report.text(answer)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["budget.degree=1"], r"budget.degree=1: no graph fits \(ring: 2 neighbours, 1 allowed; "),
+        (["budget.bytes=100"], r"budget.bytes=100: no graph fits \(ring: 2 neighbours, 0 allowed; "),
+        (["budget.degre=3"], "budget.degre: no such key; did you mean degree"),
+        (["bandwith=3"], "bandwith: no such key; did you mean bandwidth"),
+        (["lrr=3"], "lrr: no such key; did you mean lr"),
+        (["budget=3"], "budget=3: expected a group of keys"),
+        (["budget.degree=0"], "budget.degree=0: must be at least 1"),
+        (["accuracy=2"], "accuracy=2.0: must be above 0 and below 1"),
+        (["bandwidth=-1"], "bandwidth=-1.0: must be above 0"),
+        (["bandwidth=1", "measure=true"], "measure=true: bandwidth=1 is given"),
+        (["parameters=many"], "parameters=many: must be a whole number"),
+        (["lr=5"], r"lr=5: too large for every graph and strategy here; at most 0.\d+ \(Strategy II on "),
+        (["lr=0.01,0.02"], "lr: dgt plan varies topology; give one lr"),
+        (["algorithm=dsgd"], "algorithm=dsgd: dgt plan is about gradient_tracking"),
+        (["local_steps=2"], "local_steps=2: dgt plan predicts one exchange per step"),
+        (["problem=text"], "problem=text: say how large the model is, parameters=COUNT"),
+        (["topology.radius=0.5"], "topology.radius: .* no such key"),
+        (["weights=[1]"], "a network of one node has nothing to choose"),
+        (["iterations=0"], "iterations=0: dgt plan needs at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        planning.plan([*(["weights=A"] if "weights=[1]" not in overrides else []), *overrides])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_graph_in_pieces_is_named(tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("0 1\n2 3\n")
+    with pytest.raises(ConfigError, match=r"not connected \(2 pieces of 4 nodes\)"):
+        planning.plan(["weights=[1,2,3,4]", "topology=file", f"topology.path={tmp_path / 'edges.txt'}"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["weights=A", "topology=tailored", "topology.avg_degree=6", "strategy=I"],
+        ["weights=[1,2.5,3]", "topology=ring", "lr=0.01", "problem.noise=0", "crc=true"],
+        ["weights=it's there.txt", "topology=file", "topology.path='a b/edges, all.txt'"],
+        ["weights=lognormal", "weights.spread=0.5", "nodes=12", "seeds=[3,4]", "wire=bfloat16"],
+        ["problem=cifar10", "problem.model=cnn", "weights=B", "logger=tensorboard", "checkpoint.every=5"],
+        ["experiment=cifar10_cpu", "strategy=II"],
+        ["problem=custom", "problem._target_=a.B", "problem.width=3", "weights=A"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_the_words_and_the_file_make_the_same_config(overrides: list[str], tmp_path: Path) -> None:
+    config = compose(overrides)
+    assert compose(overrides_of(config)) == config
+    assert write(config, str(tmp_path / "mine")) == tmp_path / "mine" / "experiment" / "plan.yaml"
+    assert compose([search_override(tmp_path / "mine"), "experiment=plan"]) == config
+    assert fragment(config).startswith("# @package _global_\n")
+
+
+def test_a_shell_reads_the_words_as_they_are_meant() -> None:
+    answer = planned("weights=[1,2,3]", "topology=ring")
+    line = next(line for line in report.text(answer).splitlines() if line.startswith("dgt train"))
+    assert shlex.split(line)[2:] == answer["overrides"]
+    assert compose(shlex.split(line)[2:]).weights.values == [1.0, 2.0, 3.0]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"write=.*file: cannot write there"):
+        write(Config(), str(tmp_path / "file"))
