@@ -28,7 +28,7 @@ from dgt.report import command as reporting
 from dgt.report import compare as compare_report
 from dgt.report import plan as plan_report
 from dgt.report.tables import gap_lines, table
-from dgt.runs import prepared, run_here, tell
+from dgt.runs import prepared, run_here, tell, typed
 from dgt.training import compare as comparison
 from dgt.training import simulate as simulation
 from dgt.training.logger import Progress, claim
@@ -108,7 +108,7 @@ def simulate(options: argparse.Namespace) -> None:
         simulation.check(config)
     show = "text" if not options.json else "nothing" if options.multirun else "json"
     try:
-        _show_sweep(options, [simulation.simulate(config, show) for config in configs])
+        _show_sweep(options, [simulation.simulate(config, show, typed()) for config in configs])
     except TrainingError as error:
         raise LaunchError(str(error)) from None
 

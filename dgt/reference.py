@@ -145,14 +145,14 @@ def states(
 
 
 def network_metrics(state: State, problem: StackedProblem, weights: Weights, plan: Strategy) -> dict[str, Any]:
-    """What rank 0 would report: means under lambda, network average, consensus and tracking residual."""
-    means = {
-        name: _weighted_sum(weights / weights.size, values) for name, values in problem.measure(state.theta).items()
-    }
+    """What rank 0 would report: means under lambda, network average, consensus, tracking residual, and single nodes."""
+    measured = problem.measure(state.theta)
+    means = {name: _weighted_sum(weights / weights.size, values) for name, values in measured.items()}
     average = _weighted_sum(plan.average_weights, state.theta)
     deviation = ((state.theta - average) ** 2).sum(-1)
     metrics = {
         "means": means,
+        "nodes": {"loss": measured["loss"], "from_average": np.sqrt(deviation)},
         "average": average,
         "consensus": np.sqrt(_weighted_sum(weights / weights.size, deviation)),
     }

@@ -49,7 +49,12 @@ def prepared(config: Config, show: str) -> TrainJob:
         check_logger(config)
         source_of(config)
         config = dataclasses.replace(config, run_dir=claim_run_dir(config))
-    return TrainJob(config, show, shlex.join(["dgt", *sys.argv[1:]]))
+    return TrainJob(config, show, typed())
+
+
+def typed() -> str:
+    """The command as the user gave it."""
+    return shlex.join(["dgt", *sys.argv[1:]])
 
 
 def tell(words: str) -> None:

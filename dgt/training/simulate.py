@@ -19,13 +19,14 @@ from dgt import reference
 from dgt.checks import ConfigError
 from dgt.config import CheckpointConfig, Config, LeastSquaresConfig, TopologyConfig
 from dgt.network import weights as node_weights
-from dgt.network.mixing import strategy
+from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import Weights
 from dgt.placement import Placement
 from dgt.problems.least_squares import LeastSquares, smoothness, summarise
 from dgt.training.health import Health
 from dgt.training.logger import RunLogger, check_logger, claim_run_dir
-from dgt.training.metrics import Metrics
+from dgt.training.metrics import Metrics, NodeMetrics
+from dgt.training.recording import versions
 from dgt.training.session import Clock
 from dgt.training.setup import DEFAULT_NODES, network_of
 
@@ -85,8 +86,8 @@ def evaluated_at(iteration: int, config: Config) -> bool:
 
 def evaluations(
     config: Config, weights: Weights, graph: nx.Graph, seeds: Sequence[int], clock: Clock | None = None
-) -> Iterator[tuple[int, Metrics]]:
-    """(iteration, metrics [seeds]) wherever a real run is evaluated."""
+) -> Iterator[tuple[int, Metrics, NodeMetrics]]:
+    """(iteration, metrics [seeds], those of every node) wherever a real run is evaluated."""
     assert isinstance(config.problem, LeastSquaresConfig)
     clock = clock or Clock()
     problem = LeastSquares(config.problem, seeds, range(weights.size))
@@ -103,12 +104,12 @@ def evaluations(
                 continue
             clock.evaluating()
             found = reference.network_metrics(state, problem, weights, plan)
-            means, average = found.pop("means"), found.pop("average")
+            means, average, nodes = found.pop("means"), found.pop("average"), found.pop("nodes")
             metrics: Metrics = {**summarise(means, average, optimum), **found}
             metrics["average_norm"] = np.linalg.norm(average, axis=-1)
             metrics["bytes_sent"] = np.full(len(seeds), sent.after(state.iteration))
             clock.resume()
-            yield state.iteration, metrics
+            yield state.iteration, metrics, {name: values[:, 0] for name, values in nodes.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def traffic(config: Config, graph: nx.Graph, copies: int = 1) -> Traffic:
     return Traffic(handshake, ends * 2 * numbers * width, config.local_steps)
 
 
-def simulate(config: Config, show: str = "text") -> dict[str, object]:
+def simulate(config: Config, show: str = "text", command: str = "") -> dict[str, object]:
     """One run, written to its run directory; returns its summary. Raises `TrainingError` if it diverges."""
     check(config)
     check_logger(config)
@@ -148,14 +149,17 @@ def simulate(config: Config, show: str = "text") -> dict[str, object]:
     config = dataclasses.replace(config, run_dir=claim_run_dir(config))
     assert isinstance(config.problem, LeastSquaresConfig)
     health = Health(config, graph, weights, smoothness(config.problem), torch.float64)
-    logger = RunLogger(config, int(weights.size), speaks=True, simulated=True)
+    logger = RunLogger(config, int(weights.size), speaks=True, command=command, simulated=True)
     logger.start(first=0)
+    logger.environment({**versions(), "ranks": "none: dgt simulate is one process"})
+    mixing_weights = strategy(config.strategy.name, weights).mixing_weights
+    logger.network(0, weights, mixing_matrix(graph, mixing_weights, config.laziness))
     clock = Clock()
     try:
-        for iteration, metrics in evaluations(config, weights, graph, [config.seed], clock):
+        for iteration, metrics, nodes in evaluations(config, weights, graph, [config.seed], clock):
             health.look(iteration, metrics)
             times = {"seconds": clock.training, "evaluation_share": clock.evaluation_share}
-            logger.record(iteration, metrics | {name: np.array([value]) for name, value in times.items()})
+            logger.record(iteration, metrics | {name: np.array([value]) for name, value in times.items()}, nodes)
     except BaseException:
         logger.close()
         raise

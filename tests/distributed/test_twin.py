@@ -31,6 +31,8 @@ TOPOLOGIES = [
 ]
 PAPER_A = [0.3, 0.8, 1.0, 0.9, 0.7, 1.0, 2, 2.2, 1.2, 1.4, 0.8, 0.5, 1.5, 0.6, 0.6, 0.5]
 
+Record = tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]  # iteration, the network's metrics, the nodes'
+
 
 @dataclass
 class TrainAll:
@@ -38,37 +40,40 @@ class TrainAll:
 
     configs: list[Config]
     seeds: list[int] | None = None
-    records: list[list[tuple[int, dict]]] = field(default_factory=list)
+    records: list[list[Record]] = field(default_factory=list)
 
-    def run(self, node: Node) -> list[list[tuple[int, dict]]]:
+    def run(self, node: Node) -> list[list[Record]]:
         for config in self.configs:
             weights, graph = shared_network(config, node)
-            rows: list[tuple[int, dict]] = []
+            rows: list[Record] = []
             train(
                 config,
                 node,
                 weights,
                 graph,
-                lambda t, metrics, nodes, rows=rows: rows.append((t, metrics)),
+                lambda t, metrics, nodes, rows=rows: rows.append((t, metrics, nodes)),
                 self.seeds,
             )
             self.records.append(rows)
         return self.records
 
 
-def twin(config: Config, seeds: list[int] | None = None) -> list[tuple[int, dict[str, np.ndarray]]]:
+def twin(config: Config, seeds: list[int] | None = None) -> list[Record]:
     """The same run in this process."""
     weights, graph = network_of(config, Placement("alone"))
     return list(evaluations(config, weights, graph, seeds or [config.seed]))
 
 
-def assert_same(records: list[tuple[int, dict]], expected: list[tuple[int, dict]], config: Config) -> None:
-    assert [t for t, _ in records] == [t for t, _ in expected]
-    for (t, ours), (_, theirs) in zip(records, expected, strict=True):
+def assert_same(records: list[Record], expected: list[Record], config: Config) -> None:
+    assert [t for t, *_ in records] == [t for t, *_ in expected]
+    for (t, ours, our_nodes), (_, theirs, their_nodes) in zip(records, expected, strict=True):
         assert set(theirs) - {"average_norm"} == set(ours) - {"seconds", "evaluation_share"}
         assert (theirs["bytes_sent"] == ours["bytes_sent"]).all(), (t, config)
         for name in set(theirs) - {"average_norm", "bytes_sent"}:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-12, abs=1e-10), (t, name, config)
+        assert set(our_nodes) - {"waited"} == set(their_nodes)
+        for name, values in their_nodes.items():
+            assert our_nodes[name] == pytest.approx(values, rel=1e-12, abs=1e-10), (t, name, config)
         if "tracking_residual" in ours:
             assert ours["tracking_residual"].max() < 1e-10
 
@@ -161,7 +166,7 @@ def test_seeds_side_by_side_are_the_separate_runs() -> None:
     together = run_ranks(TrainAll([config], seeds=[0, 4, 7]), 5)[0][0]
     assert_same(together, twin(config, [0, 4, 7]), config)
     for k, seed in enumerate([0, 4, 7]):
-        for (_, many), (_, one) in zip(together, twin(dataclasses.replace(config, seed=seed)), strict=True):
+        for (_, many, _), (_, one, _) in zip(together, twin(dataclasses.replace(config, seed=seed)), strict=True):
             assert many["grad_norm"][k] == pytest.approx(one["grad_norm"][0], rel=1e-12)
 
 

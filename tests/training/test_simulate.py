@@ -54,7 +54,7 @@ def test_five_thousand_nodes_reach_the_optimum_of_the_weighted_problem() -> None
         ]
     )
     node_weights, graph = network_of(config, Placement("alone"))
-    (_, start), _, (_, last) = evaluations(config, node_weights, graph, [0])
+    (_, start, _), _, (_, last, _) = evaluations(config, node_weights, graph, [0])
     assert last["distance"][0] < 1e-3 * start["distance"][0]
     assert last["tracking_residual"][0] < 1e-12
 
