@@ -190,6 +190,6 @@ def test_with_uniform_weights_the_strategies_coincide_to_the_last_bit() -> None:
     ones = WeightsConfig(name="list", values=[1.0] * 5)
     configs = [config_for("grid", 5, "", strategy=name, weights=ones) for name in STRATEGIES]
     one, two = run_ranks(TrainAll(configs), 5)[0]
-    for (_, first), (_, second) in zip(one, two, strict=True):
+    for (_, first, _), (_, second, _) in zip(one, two, strict=True):
         for name in ("loss", "grad_norm", "distance", "consensus"):
             assert np.array_equal(first[name], second[name])

@@ -27,7 +27,10 @@ def test_a_simulated_run_directory_is_like_a_real_one(tmp_path: Path, capsys: py
     assert json.loads(capsys.readouterr().out) == summary
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "config.yaml",
+        "environment.json",
         "metrics.jsonl",
+        "network.json",
+        "nodes.jsonl",
         "summary.json",
     ]
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
