@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +22,11 @@ class Said:
 @pytest.fixture
 def dgt_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Said]:
+) -> Iterator[Callable[..., Said]]:
     """The command without a process of its own; what its ranks print goes past pytest."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
 
     def run(*arguments: str) -> Said:
         code = 0
@@ -33,4 +36,7 @@ def dgt_here(
             code = int(leaving.code or 0)
         return Said(code, *capsys.readouterr())
 
-    return run
+    yield run
+    for name in set(sys.modules) - known:  # the next test may have a module of the same name
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]

@@ -82,7 +82,8 @@ def test_a_run_directory_holds_config_metrics_and_summary(tmp_path: Path) -> Non
     (run,) = (tmp_path / "runs").iterdir()
     assert done.stdout.endswith(f"run directory  runs/{run.name}\n")
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["weights"] == {"name": "list", "values": [1.0, 2.0, 3.0]}
+    assert config["weights"]["values"] == [1.0, 2.0, 3.0]
+    assert "path" not in config["weights"], "what is unset is left out"
     assert config["strategy"] == {"name": "II"}
     rows = records(run)
     assert [row["iteration"] for row in rows] == [0, 2, 4, 6, 7]

@@ -26,7 +26,10 @@ LINES = [
 SMALL = {
     "train": ["iterations=3"],
     "compare": ["iterations=6", "eval_every=3", "seeds=2"],
+    "simulate": ["nodes=1000", "iterations=3"],
+    "plan": [],
     "gaps": [],
+    "report": [],
     "data": [],
     "doctor": [],
     "bench": ["rounds=1", "steps=1"],
@@ -43,7 +46,7 @@ def test_every_dgt_command_runs(line: str, tmp_path: Path, dgt_here: Callable[..
     (settings,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
     (tmp_path / "my_conf" / "problem" / "parity.yaml").write_text(settings)
     words = shlex.split(line)[1:]
-    for run in re.findall(r"resume=(\w+)", line):  # a run that a line before has made
+    for run in re.findall(r"(?:resume=|dgt report (?:--follow )?)(\w+)", line):  # a run that a line before has made
         train(tmp_path / ("long" if run == "auto" else run), "weights=A", "nodes=16", "iterations=2")
     if words[0] == "bench":  # all ways, and large models, take minutes; they have tests of their own
         words += ["nodes=4", "variants=[compute,shared]"]
