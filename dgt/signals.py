@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dgt.failures import EXIT_STOPPED
 
 ENDING = (signal.SIGTERM, signal.SIGUSR1)
+INSIST_SECONDS = 8.0
 
 
 def say_when_ended(speaks: bool, tidy_up: Callable[[], None]) -> None:
@@ -30,6 +31,10 @@ def say_when_ended(speaks: bool, tidy_up: Callable[[], None]) -> None:
     def watch() -> None:
         while True:
             number = os.read(reader, 1)[0]
+            if number == signal.SIGINT:
+                later = threading.Timer(INSIST_SECONDS, _insist)
+                later.daemon = True
+                later.start()
             if number not in ENDING or signal.getsignal(number) is not _leave_it_to_the_thread:
                 continue
             if speaks:
@@ -44,3 +49,12 @@ def say_when_ended(speaks: bool, tidy_up: Callable[[], None]) -> None:
 
 def _leave_it_to_the_thread(number: int, frame: object) -> None:
     """A handler must be there for the thread to hear of the signal."""
+
+
+def _insist() -> None:
+    """Ctrl-C was long ago and ranks still run: the exception it raised fell into an `except` of torch's launcher.
+
+    While ranks run the handler is that launcher's; everybody else may take the time they need.
+    """
+    if signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN):
+        os.kill(os.getpid(), signal.SIGINT)

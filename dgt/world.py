@@ -209,6 +209,7 @@ while not select.select([torchrun], [], [], float(sys.argv[2]))[0]:
     if not any(parent == sys.argv[1] and state != "Z" for state, parent in living):  # no ranks, old or started again
         print("dgt: torchrun on this host cannot reach the others: ended", file=sys.stderr, flush=True)
         signal.pidfd_send_signal(torchrun, signal.SIGKILL)
+        break
 """
 SEE_OFF_SECONDS = 8.0
 REUNION_SECONDS = 660.0  # torchrun that may restart waits 600 s for the other hosts to come back

@@ -44,3 +44,19 @@ def test_handlers_that_come_later_have_the_say() -> None:
     )
     done = subprocess.run([sys.executable, "-c", later], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "mine\n", "")
+
+
+def test_a_ctrl_c_that_went_astray_comes_again() -> None:
+    """Once the launcher of sixteen ranks went on after it, for ever."""
+    astray = (
+        "from dgt import signals\nimport signal, time\n"
+        "signals.INSIST_SECONDS = 0.2\n"
+        "signals.say_when_ended(True, lambda: None)\n"
+        "heard = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: heard.append(1))\n"  # as good as swallowed
+        "signal.raise_signal(signal.SIGINT)\n"
+        "while len(heard) < 3:\n    time.sleep(0.01)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\ntime.sleep(0.5)\nprint('done')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", astray], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -328,4 +328,4 @@ def test_bad_input_under_torchrun_is_said_once_and_ends_all_ranks(
     assert said.startswith(f"dgt: error: {words}")
     assert re.findall(r"exitcode +: (-?\d+)", done.stderr) == ["2"] * ranks
     assert not re.search(r'File ".*/dgt/', done.stderr), "no traceback of ours"
-    assert seconds < 5, "imports aside"
+    assert seconds < 20, "nobody waits for a rank that does not come"
