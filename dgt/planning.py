@@ -33,6 +33,7 @@ from dgt.training.plan import (
     examine,
     model_numbers,
     quadratic_of,
+    sooner,
     step_of,
     width_of,
 )
@@ -165,7 +166,7 @@ def as_dict(found: Plan) -> dict[str, Any]:
         "recommendation": {
             "strategy": best.strategy,
             "topology": best.topology,
-            "either": other is not None and not planner.advantage(best.prediction, other.prediction).is_clear,
+            "either": other is not None and _is_open(best, other),
             "best_lr": found.best_lr,
             "best_lr_error": found.best_lr_error,
         },
@@ -185,6 +186,11 @@ def _row_dict(row: Row) -> dict[str, Any]:
     return values | dict.fromkeys(infinite)
 
 
+def _is_open(row: Row, other: Row) -> bool:
+    """Whether neither strategy is clearly the better one."""
+    return sooner(row, other) is None and not planner.advantage(row.prediction, other.prediction).is_clear
+
+
 def _choices(found: Plan) -> Iterator[dict[str, Any]]:
     """I or II on each graph, and by how much: 0.1 is an error 10 % below the other strategy's."""
     for row in found.rows:
@@ -194,8 +200,11 @@ def _choices(found: Plan) -> Iterator[dict[str, Any]]:
             yield {
                 "topology": row.topology,
                 "strategy": row.strategy,
-                "either": not ahead.is_clear,
+                "either": _is_open(row, other),
                 "advantage": ahead.share,
                 "uncertainty": ahead.uncertainty,
-                "without_noise": min((row, other), key=lambda one: one.contraction).strategy,
+                # above that a contraction is an estimate, too rough to compare
+                "without_noise": min((row, other), key=lambda one: one.contraction).strategy
+                if found.weights.size <= planner.EXACT_NODES
+                else None,
             }

@@ -77,6 +77,19 @@ def test_with_a_bandwidth_the_time_decides() -> None:
     assert "GB/s per node" in report.text(slow)
 
 
+def test_where_time_counts_the_strategy_is_the_one_that_gets_there_sooner() -> None:
+    """Once it was the one with the lower error in the end, though it took twice as long, or never got there."""
+    longer = ["weights=A", "topology=grid,ring", "bandwidth=1", "compute=20", "iterations=200", "seeds=2"]
+    answer = planning.as_dict(planning.plan(longer))
+    first, second = answer["rows"][0], next(row for row in answer["rows"] if row["strategy"] == "II")
+    assert (first["strategy"], first["topology"], second["topology"]) == ("I", "grid", "grid")
+    assert first["seconds"] < second["seconds"]
+    assert first["error"] > second["error"]
+    assert "Strategy II takes" in report.reason(answer)
+    assert "lower" in report.reason(answer)
+    assert all(row["strategy"] == "I" for row in answer["rows"][:2]), "Strategy II never gets there on the ring"
+
+
 def test_measured_figures_take_the_place_of_stated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     talk = doctor.Talk((0, 1), "messages", latency=80e-6, bandwidth=4 * 4_000_000 / 2e9)
     monkeypatch.setattr(doctor, "measured", lambda way: talk)

@@ -32,11 +32,11 @@ from dgt.network.weights import Weights
 Array = npt.NDArray[np.float64]
 Item = TypeVar("Item")
 
-EXACT_NODES = 128  # up to here the contraction is an eigenvalue, above a growth rate
+EXACT_NODES = 200  # up to here the contraction is an eigenvalue, above a growth rate
 GROWTH_STEPS = 300
 FEW_DRAWS = 2  # where an estimate suffices
-MANY_NODES = 1000
-PROBES = 16  # random vectors that stand for all nodes
+SOME_NODES, MANY_NODES = 128, 1000
+PROBES = 16  # random vectors that stand for all nodes of a network too large to take one by one
 STEPS_TRIED = (16, 8, 8)  # step sizes tried side by side, closer and closer
 ROUNDING = 1e-13  # of the start: below it there is only rounding
 TIE = 0.01  # relative difference up to which two predictions are the same
@@ -104,11 +104,13 @@ def expected_consensus(
 ) -> Array:
     """sqrt(E 1/n sum_i lambda_i |theta_i - average|^2) at these iterations: [times, draws].
 
-    E |C theta|^2 with C = diag(lambda/n)^1/2 (I - 1 pi^T) is the mean of E (z^T C theta)^2 over random signs z.
+    E |C theta|^2 with C = diag(lambda/n)^1/2 (I - 1 pi^T) is the sum of E (e_k^T C theta)^2 over all nodes k. On large
+    networks (`probes` > 0) it is estimated by the mean of E (z^T C theta)^2 over random signs z.
     """
     n, draws, dimension = quadratic.pull.shape
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], (n, 1, probes)) * np.sqrt(weights / n)[:, None, None]
-    p = np.tile(signs - system.plan.average_weights[:, None, None] * signs.sum(0), (1, draws, 1))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (n, 1, probes)) if probes else np.eye(n)[:, None] * np.sqrt(n)
+    rows = signs * np.sqrt(weights / n)[:, None, None]
+    p = np.tile(rows - system.plan.average_weights[:, None, None] * rows.sum(0), (1, draws, 1))
     with np.errstate(all="ignore"):
         moments = _moments(system, weights, quadratic, lr, times, (p, np.zeros_like(p)))
         squares = [(mean**2).sum(-1) + dimension * variance for mean, variance in moments]
@@ -202,7 +204,7 @@ class Prediction:
 def predict(system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int]) -> Prediction:
     """What to expect of a run that is evaluated at these iterations."""
     norms = expected_norms(system, weights, quadratic, lr, times)
-    probes = PROBES if weights.size <= MANY_NODES else PROBES // 4  # many nodes average out
+    probes = 0 if weights.size <= SOME_NODES else PROBES if weights.size <= MANY_NODES else PROBES // 4
     consensus = expected_consensus(system, weights, quadratic.first(FEW_DRAWS), lr, times, probes)
     return Prediction(list(times), norms, consensus)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ def text(found: Mapping[str, Any], written: str | None = None) -> str:
     lines += [f"left out: {name} ({why})" for name, why in found["left_out"].items()]
     lines += [_strategies(found), "", reason(found)]
     lines += [*_step_words(found), *_assumptions(found), ""]
-    lines += ["dgt train " + " ".join(_for_shell(word) for word in found["overrides"])]
+    lines += ["dgt train " + shlex.join(found["overrides"])]
     if written is not None:
         lines += [f"dgt train --config-dir {written} experiment=plan"]
     else:
@@ -44,7 +45,7 @@ def reason(found: Mapping[str, Any]) -> str:
     if cheaper and found["ranked_by"] == "error" and not best["rounding"]:
         why = (
             f"has a predicted gradient norm of {best['error']:.3g} after {found['iterations']} iterations, "
-            f"within 1 % of the lowest, and its nodes agree soonest (contraction {best['contraction']:.3f})"
+            f"within 1 % of the lowest, and of those its nodes agree soonest (contraction {best['contraction']:.3f})"
         )
     return f"{name} on {chosen['topology']}: {why}{_against(found)}."
 
@@ -53,6 +54,7 @@ def _against(found: Mapping[str, Any]) -> str:
     """By how much the other strategy, on the same graph, is behind."""
     if found["uniform"]:
         return "; with equal weights both strategies are the same algorithm"
+    best = found["rows"][0]
     choice = next((c for c in found["choices"] if c["topology"] == found["recommendation"]["topology"]), None)
     if choice is None:
         return ""
@@ -63,6 +65,11 @@ def _against(found: Mapping[str, Any]) -> str:
         other = next(row for row in found["rows"] if (row["strategy"], row["topology"]) == (loser, choice["topology"]))
         if not other["stable"]:
             return f"; Strategy {loser} diverges there"
+        if best["seconds"] is not None and other["seconds"] != best["seconds"]:
+            if other["seconds"] is None:
+                return f"; Strategy {loser} does not get there in {found['iterations']} iterations"
+            later = f", and ends {-choice['advantage']:.0%} lower" if choice["advantage"] < -0.01 else ""
+            return f"; Strategy {loser} takes {duration(other['seconds'])} there{later}"
         if other["rounding"]:
             return f"; Strategy {loser} takes longer there"
         return f"; its error is {choice['advantage']:.0%} below that of Strategy {loser} there"
@@ -78,6 +85,8 @@ def _strategies(found: Mapping[str, Any]) -> str:
 
 def _step_words(found: Mapping[str, Any]) -> list[str]:
     best, chosen = found["rows"][0], found["recommendation"]
+    if found["problem"] != "least_squares":
+        return []  # the limits are those of least squares
     limits = f"up to {best['lr_stable']:.3g}; proved up to {best['lr_proved']:.2g}"
     words = f"Step size: lr={found['lr']:g} is stable ({limits})"
     if chosen["best_lr"] is not None and chosen["best_lr_error"] < 0.95 * best["error"] and not best["rounding"]:
@@ -87,8 +96,8 @@ def _step_words(found: Mapping[str, Any]) -> list[str]:
 
 def _assumptions(found: Mapping[str, Any]) -> list[str]:
     lines = []
-    sooner = [c["topology"] for c in found["choices"] if c["without_noise"] != c["strategy"] and not found["uniform"]]
-    if sooner and found["noise"]:
+    sooner = [c["topology"] for c in found["choices"] if c["without_noise"] not in (c["strategy"], None)]
+    if sooner and found["noise"] and not found["uniform"]:
         lines += [f"Without gradient noise the other strategy would converge faster in the end on {', '.join(sooner)}."]
     if found["problem"] != "least_squares":
         lines += [f"Convergence is that of least squares at lr={found['lr']:g}, standing in for {found['problem']}."]
@@ -135,7 +144,3 @@ def duration(seconds: float) -> str:
         if seconds * factor < 1000 or unit == "s":
             break
     return f"{seconds * factor:.3g} {unit}" if seconds < 6000 else f"{seconds / 3600:.3g} h"
-
-
-def _for_shell(word: str) -> str:
-    return f'"{word}"' if set(word) & set(" '[]{}()") else word

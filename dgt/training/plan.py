@@ -258,6 +258,8 @@ def examine(
     rate = planner.contraction(system, hardest, step_of(config))
     if rate < 1:
         rate = planner.contraction(system, quadratic.curvature[:, 0], step_of(config))  # the same for all rows
+        if weights.size > planner.EXACT_NODES:
+            rate = max(rate, spectrum.rho)  # a growth rate flatters slow graphs: nodes agree no sooner than by mixing
     degree, mean_degree = _largest_degree(graph), 2 * graph.number_of_edges() / weights.size
     seconds = None
     if settings.bandwidth is not None:
@@ -288,7 +290,7 @@ def decided(
     if not any(row.is_stable for row in rows):
         most = max(rows, key=lambda row: row.lr_stable)
         raise ConfigError(
-            f"lr={most.config.lr:g}: too large for every graph and strategy here; at most {most.lr_stable:.3g} "
+            f"lr={step_of(most.config):g}: too large for every graph and strategy here; at most {most.lr_stable:.3g} "
             f"(Strategy {most.strategy} on {most.topology})"
         )
     better = [row for row in rows if _is_chosen(row, rows)]
@@ -299,11 +301,23 @@ def decided(
     return Plan(order, settings, weights, left_out, quadratic.noise, best_lr, best_error)
 
 
+def sooner(row: Row, other: Row) -> bool | None:
+    """Whether it reaches the accuracy sooner, where times are known and not the same."""
+    if row.iteration_seconds is None:
+        return None
+    ours, theirs = (np.inf if one.seconds is None or not one.is_stable else one.seconds for one in (row, other))
+    nearer = min(ours, theirs)
+    return None if nearer == np.inf or max(ours, theirs) <= (1 + planner.TIE) * nearer else bool(ours < theirs)
+
+
 def _is_chosen(row: Row, rows: Sequence[Row]) -> bool:
-    """Whether it is the better strategy on its graph: by error, since both send the same. II if there is no other."""
+    """Whether it is the better strategy on its graph: by time where known, then by error; II if all is equal."""
     other = row.other_strategy(rows)
     if other is None:
         return True
+    in_time = sooner(row, other)
+    if in_time is not None:
+        return in_time
     ahead = planner.advantage(row.prediction, other.prediction).share
     return row.strategy == "II" if abs(ahead) < SAME else ahead > 0
 
