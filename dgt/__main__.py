@@ -34,6 +34,7 @@ def _run() -> None:
             raise SystemExit(1) from None
     from dgt import cli
 
+    signals.interrupt_as_usual()
     cli.main()
 
 

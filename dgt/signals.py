@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dgt.failures import EXIT_STOPPED
 
 ENDING = (signal.SIGTERM, signal.SIGUSR1)
-INSIST_SECONDS = 8.0
 
 
 def say_when_ended(speaks: bool, tidy_up: Callable[[], None]) -> None:
-    """From here until other handlers are set, SIGTERM and SIGUSR1 end this process with a line on standard error.
+    """From here until other handlers are set, SIGTERM, SIGUSR1 and Ctrl-C end this process with a line of words.
 
-    A thread does it: Python's own handlers wait for the main thread to return from torch, which may take minutes.
+    A thread does it: Python's own handlers wait for the main thread to return from torch, which may take minutes; and
+    torch goes on without numpy when a KeyboardInterrupt ends that import.
     """
     since = time.monotonic()
     reader, writer = os.pipe()
@@ -27,19 +27,18 @@ def say_when_ended(speaks: bool, tidy_up: Callable[[], None]) -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in ENDING:
         signal.signal(number, _leave_it_to_the_thread)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as it is in the background
+        signal.signal(signal.SIGINT, _leave_it_to_the_thread)
 
     def watch() -> None:
         while True:
             number = os.read(reader, 1)[0]
-            if number == signal.SIGINT:
-                later = threading.Timer(INSIST_SECONDS, _insist)
-                later.daemon = True
-                later.start()
-            if number not in ENDING or signal.getsignal(number) is not _leave_it_to_the_thread:
+            if signal.getsignal(number) is not _leave_it_to_the_thread:
                 continue
             if speaks:
                 words = f"ended by {signal.Signals(number).name} {time.monotonic() - since:.0f} s after the start"
-                print(f"dgt: {words}, before there was anything to save", file=sys.stderr, flush=True)
+                words = "interrupted" if number == signal.SIGINT else f"{words}, before there was anything to save"
+                print(f"dgt: {words}", file=sys.stderr, flush=True)
             with contextlib.suppress(Exception):
                 tidy_up()
             os._exit(EXIT_STOPPED if number == signal.SIGUSR1 else 128 + number)
@@ -51,10 +50,7 @@ def _leave_it_to_the_thread(number: int, frame: object) -> None:
     """A handler must be there for the thread to hear of the signal."""
 
 
-def _insist() -> None:
-    """Ctrl-C was long ago and ranks still run: the exception it raised fell into an `except` of torch's launcher.
-
-    While ranks run the handler is that launcher's; everybody else may take the time they need.
-    """
-    if signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN):
-        os.kill(os.getpid(), signal.SIGINT)
+def interrupt_as_usual() -> None:
+    """Ctrl-C is a KeyboardInterrupt again: everything is imported."""
+    if signal.getsignal(signal.SIGINT) is _leave_it_to_the_thread:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
