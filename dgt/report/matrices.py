@@ -82,5 +82,5 @@ def adjacency(panel: Axes, name: str, weights: Weights, graph: nx.Graph) -> None
 
 
 def _title(name: str, graph: nx.Graph) -> str:
-    symbol = rf"$\mathcal{{G}}_{{\lambda_{name}}}$" if len(name) == 1 else f"tailored, {name}"
+    symbol = rf"$\mathcal{{G}}_{{\lambda_{name}}}$" if name in PAPER else f"tailored, {style.plain(name)}"
     return f"{symbol}, {graph.number_of_nodes()} nodes"
