@@ -32,7 +32,8 @@ NOT_RUNS = ("checkpoints", "figures", "tensorboard", FOLDER)
 DEEPEST = 5  # folders below the one that was named
 SILENCE = 120.0  # seconds without a new line after which a run may have been ended from outside
 
-SECTIONS = {"weights": WeightsConfig(), "topology": TopologyConfig()}  # those to which later versions added keys
+# those to which later versions added keys
+SECTIONS: dict[str, WeightsConfig | TopologyConfig] = {"weights": WeightsConfig(), "topology": TopologyConfig()}
 
 FINISHED, FAILED, STOPPED, GOING_ON, SILENT = "finished", "failed", "stopped", "going on", "silent"
 

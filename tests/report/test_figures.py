@@ -127,10 +127,11 @@ def test_settings_nobody_could_have_run_with_do_not_reach_the_gaps(
     assert asked == [expected]
 
 
-def test_a_name_of_one_odd_letter_is_no_symbol() -> None:
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_name_of_one_odd_letter_is_no_symbol(nodes: int) -> None:
     with style.applied():
         figure = style.figure(3, 3)
-        matrices.adjacency(figure.subplots(), "$", weights.uniform(3), nx.complete_graph(3))
+        matrices.adjacency(figure.subplots(), "$", weights.uniform(nodes), nx.complete_graph(nodes))
         figure.draw_without_rendering()
 
 
