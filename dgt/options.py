@@ -54,7 +54,7 @@ def parser(run: Mapping[str, Run]) -> argparse.ArgumentParser:
     command("data", "fetch and verify a data set, once per host")
     command("bench", "what an iteration costs: compute, DDP, naive exchange, dgt; on the same ranks")
     page = command("report", "one self-contained page, figures and tables of runs", "RUN")
-    page.add_argument("--follow", action="store_true", help="refresh the page while a run goes on, until it ends")
+    page.add_argument("--follow", action="store_true", help="refresh the page until the run ends or falls silent")
     program = commands.add_parser("run", help="run a program of your own as every node", description=RUN_HELP)
     program.add_argument("-n", dest="nodes", type=int, required=True, metavar="NODES", help="how many ranks to start")
     program.add_argument("program", metavar="PROGRAM.py")

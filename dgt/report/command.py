@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dgt.checks import ConfigError, nearest
 from dgt.report import aggregate, compare, html
-from dgt.report.runs import GOING_ON, SILENT, Run, nothing_in, read, search
+from dgt.report.runs import GOING_ON, SILENCE, SILENT, Run, nothing_in, read, search
 
 REFRESH_SECONDS = 1.5
 Advance = Callable[[int, int, str], None]
@@ -70,15 +70,25 @@ def write(paths: Sequence[str], out: Path | None = None, advance: Advance | None
 
 
 def follow(paths: Sequence[str], out: Path | None = None, refresh: float = REFRESH_SECONDS) -> bool:
-    """Write the page again and again until all of its runs have ended; False if Ctrl-C came first."""
+    """Write the page again and again until all of its runs have ended; False if Ctrl-C came first.
+
+    A silent run counts as ended: it was killed, or nobody is there. One that has measured nothing yet may be about to
+    start, and is given as long as a run may be silent.
+    """
     page = page_path(runs_in(paths), out)
     print(f"dgt: following; open {page.resolve()} in a browser, it refreshes itself; Ctrl-C ends", file=sys.stderr)
     before: object = None
+    patience = time.monotonic() + SILENCE
     ended = True
     try:
         while True:
             runs = runs_in(paths)
-            if not any(run.state in (GOING_ON, SILENT) for run in runs):
+            silent = [run for run in runs if run.state == SILENT]
+            starting = time.monotonic() < patience and not all(run.records for run in silent)
+            if not starting and not any(run.state == GOING_ON for run in runs):
+                for run in silent:
+                    words = f"no line for {SILENCE / 60:.0f} minutes or more, and no reason: no longer followed"
+                    print(f"dgt: {run.name}: {words}", file=sys.stderr)
                 break
             now = [(run.path, run.state, len(run.records), len(run.nodes), len(run.events)) for run in runs]
             if now != before:

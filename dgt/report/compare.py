@@ -15,7 +15,7 @@ from dgt.checks import ConfigError
 from dgt.report import measures
 from dgt.report.groups import Curve, curve, grouped
 from dgt.report.measures import ACCURACY
-from dgt.report.runs import COMPARISON, FINISHED, SILENT, Run
+from dgt.report.runs import COMPARISON, FINISHED, Run, not_ended
 from dgt.report.tables import table
 
 CELL = ("weights", "topology", "strategy")
@@ -38,7 +38,8 @@ def runs_of(directory: str | Path) -> list[Run]:
         raise ConfigError(f"{directory / COMPARISON}: {error.strerror}") from None
     longest = max((run.records[-1]["iteration"] for run in found.values()), default=0)
     for run in found.values():
-        run.state = FINISHED if run.records[-1]["iteration"] == (run.iterations or longest) else SILENT
+        ended = run.records[-1]["iteration"] == (run.iterations or longest)
+        run.state = FINISHED if ended else not_ended(run, [COMPARISON])
     return list(found.values())
 
 
@@ -52,7 +53,7 @@ def _configs(directory: Path) -> dict[tuple[str, ...], Any]:
 
 
 def _run(directory: Path, configs: Mapping[tuple[str, ...], Any], cell: tuple[str, ...], seed: str) -> Run:
-    config = configs.get(cell, {key: {"name": name} for key, name in zip(CELL, cell, strict=True)})
+    config = configs.get(cell, dict(zip(CELL, cell, strict=True)))
     return Run(directory, f"{directory.name} {' '.join(cell)} seed {seed}", config={**config, "seed": seed})
 
 
@@ -83,7 +84,10 @@ def cells(runs: Sequence[Run], metric: str) -> dict[tuple[str, str], dict[str, C
 
 
 def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row per (weights, topology): the late mean of both strategies, their ratio, and which is lower."""
+    """One row per (weights, topology): the late mean of both strategies, their ratio, and which is lower.
+
+    The ratio is None where Strategy I is at 0.
+    """
     measure = measure_of(runs)
     accuracies = cells(runs, ACCURACY.metric)
     rows = []
@@ -92,7 +96,8 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
             continue  # the comparison ended before its second strategy
         one, two = (float(curves[name].late(measure.late).mean()) for name in ("I", "II"))
         lower = "equal" if np.isclose(one, two, rtol=1e-9, atol=0) else "II" if two < one else "I"
-        row = {"weights": cell[0], "topology": cell[1], "I": one, "II": two, "II/I": two / one, "lower": lower}
+        ratio = two / one if one else None
+        row = {"weights": cell[0], "topology": cell[1], "I": one, "II": two, "II/I": ratio, "lower": lower}
         for name, accuracy in accuracies.get(cell, {}).items():
             row[f"accuracy {name}"] = float(accuracy.values[-1].mean())
         rows.append(row)
@@ -108,7 +113,7 @@ def text(rows: Sequence[dict[str, Any]], runs: Sequence[Run], seeds: int) -> str
             "topology": row["topology"],
             "Strategy I": f"{row['I']:.4g}",
             "Strategy II": f"{row['II']:.4g}",
-            "II/I": f"{row['II/I']:.3f}",
+            "II/I": "I is 0" if row["II/I"] is None else f"{row['II/I']:.3f}",
             "lower": row["lower"],
             **{name: f"{value:.1%}" for name, value in row.items() if name.startswith("accuracy")},
         }

@@ -51,6 +51,7 @@ class Grid:
     cells: dict[tuple[str, str], dict[str, Curve]] = field(default_factory=dict)
     left_out: int = 0  # unfinished runs of groups that have finished ones
     unfinished: int = 0  # unfinished runs that are drawn, for want of others
+    without: int = 0  # lines that have no finite mean anywhere
 
     @property
     def rows(self) -> list[str]:
@@ -69,9 +70,11 @@ def grid_of(runs: Sequence[Run], measure: Measure) -> Grid:
     grid = Grid(measure)
     for group in grouped(runs):
         measured = curve(group, measure.metric)
-        if measured is not None:
-            place = (_row(group), _column(group))
-            grid.cells.setdefault(place, {})[_line(group)] = measured
+        if measured is not None and not np.isfinite(measured.values.mean(1)).any():
+            grid.without += 1
+        elif measured is not None:
+            place = (style.plain(_row(group)), style.plain(_column(group)))
+            grid.cells.setdefault(place, {})[style.plain(_line(group))] = measured
             grid.left_out += len(group.unfinished) if group.is_finished else 0
             grid.unfinished += 0 if group.is_finished else len(group.unfinished)
     return grid
@@ -201,7 +204,7 @@ def _panel(panel: Axes, curves: Mapping[str, Curve], measure: Measure, styles: M
         panel.fill_between(measured.iterations, low, high, color=styles[name]["color"], alpha=0.18, linewidth=0)
     panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     style.light_grid(panel)
-    if measure.logarithmic:
+    if measure.logarithmic and any((measured.values.mean(1) > 0).any() for measured in curves.values()):
         panel.set_yscale("log", nonpositive="mask")
     if measure.higher_is_better:
         panel.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
@@ -267,4 +270,6 @@ def _what(grids: Sequence[Grid]) -> list[str]:
         words.append(f"{grids[0].left_out} unfinished left out")
     if grids[0].unfinished:
         words.append(f"{grids[0].unfinished} unfinished, as far as they go")
+    if grids[0].without:
+        words.append(f"{grids[0].without} without a finite mean left out")
     return words

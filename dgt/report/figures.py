@@ -10,6 +10,7 @@ column/                  the curves again, a figure per weights, one column wide
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,19 @@ Job = tuple[str, Callable[[], list[Path]]]  # what it is called, and how it is d
 def write(
     runs: Sequence[Run], directory: str | Path, advance: Callable[[int, int, str], None] | None = None
 ) -> list[Path]:
-    """Draw everything these runs allow; `advance(done, of, name)` hears of every figure."""
+    """Draw everything these runs allow; `advance(done, of, name)` hears of every figure.
+
+    A figure that cannot be drawn is told on standard error, and the others are drawn all the same.
+    """
     jobs = plan(runs, Path(directory))
     written = []
     for number, (name, draw) in enumerate(jobs):
-        written += draw()
+        try:
+            written += draw()
+        except OSError:  # no figure could be written there
+            raise
+        except Exception as error:
+            print(f"dgt: figure {name} could not be drawn: {' '.join(str(error).split())}", file=sys.stderr)
         if advance is not None:
             advance(number + 1, len(jobs), name)
     return written
@@ -85,7 +94,8 @@ def _of_networks(runs: list[Run], directory: Path) -> list[Job]:
 
 def _gaps(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The paper's table with the laziness and the tailored graphs of these runs."""
-    laziness = next((run.config["laziness"] for run in runs if is_number(run.config.get("laziness"))), 0.3)
+    told = [run.config.get("laziness") for run in runs]
+    laziness = next((value for value in told if is_number(value) and 0 < value < 1), 0.3)
     topologies = [run.config.get("topology") for run in runs if run.choice("topology") == "tailored"]
     seeds = [topology.get("seed", 0) for topology in topologies if isinstance(topology, dict)]
-    return gap_table(float(laziness), int(seeds[0]) if seeds else 0)
+    return gap_table(laziness, next((seed for seed in seeds if isinstance(seed, int) and seed >= 0), 0))

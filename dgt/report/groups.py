@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dgt.report.runs import FINISHED, Run, is_number
+from dgt.report.runs import FINISHED, SECTIONS, Run, is_number
 
 Array = npt.NDArray[np.float64]
 NAMED = ("problem", "weights", "topology", "strategy", "algorithm")
@@ -74,11 +74,12 @@ def _group(values: dict[str, str], runs: list[Run]) -> Group:
 def choices(run: Run) -> dict[str, str]:
     """The config in words, flat: {'topology': 'ring', 'topology.seed': '0', 'lr': '0.02', ...}."""
     found = {key: run.choice(key) for key in NAMED}
-    return found | {key: _words(value) for key, value in _flat(run.config)}
+    whole = {key: run.section(key) for key in SECTIONS if isinstance(run.config.get(key), dict)}
+    return found | {key: _words(value) for key, value in _flat(run.config | whole)}
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in config.items():
+    for key, value in ((str(key), value) for key, value in config.items()):  # YAML allows numbers as keys
         if key in NOT_CHOICES and not prefix:
             continue
         if isinstance(value, Mapping):

@@ -61,7 +61,9 @@ def write(networks: Networks, stem: str | Path) -> list[Path]:
 def adjacency(panel: Axes, name: str, weights: Weights, graph: nx.Graph) -> None:
     """Block (i, j) is blue if i and j are neighbours."""
     n = int(weights.size)
-    both_ways = np.array([pair for i, j in graph.edges for pair in ((i, j), (j, i))])
+    both_ways = np.array([pair for i, j in graph.edges for pair in ((i, j), (j, i))]).reshape(
+        -1, 2
+    )  # a node alone: none
     corners = both_ways[:, None, :] + 0.46 * SQUARE  # [blocks, 4 corners, column and row]
     panel.add_collection(PolyCollection(list(corners), facecolor=style.BLUE, edgecolor="none"))
     panel.set_xlim(-0.5, n - 0.5)
@@ -82,5 +84,5 @@ def adjacency(panel: Axes, name: str, weights: Weights, graph: nx.Graph) -> None
 
 
 def _title(name: str, graph: nx.Graph) -> str:
-    symbol = rf"$\mathcal{{G}}_{{\lambda_{name}}}$" if len(name) == 1 else f"tailored, {name}"
+    symbol = rf"$\mathcal{{G}}_{{\lambda_{name}}}$" if name in PAPER else f"tailored, {style.plain(name)}"
     return f"{symbol}, {graph.number_of_nodes()} nodes"

@@ -52,6 +52,11 @@ def main(metrics: Iterable[str]) -> Measure:
     return GRADIENT if GRADIENT.metric in set(metrics) else LOSS
 
 
+def apart(value: float, other: float) -> str:
+    """How far `value` is from `other`: in percent of it, or as a number where there is nothing to take percent of."""
+    return f"{abs((value - other) / other):.1%}" if other else f"{abs(value - other):.4g}"
+
+
 def drawn(metrics: Iterable[str]) -> list[Measure]:
     """The paper's measures among these metrics."""
     known = set(metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from dgt.checks import ConfigError, build
+from dgt.checks import build
 from dgt.config import TopologyConfig, WeightsConfig
 from dgt.network import graphs, weights
 from dgt.network.weights import Weights
@@ -23,15 +23,18 @@ def nodes_of(run: Run) -> int | None:
 
 def weights_of(run: Run) -> Weights | None:
     """The weights a config names; None where they come from elsewhere (data, a file that is gone)."""
+    section = run.section("weights")
+    if section is None:
+        return None
     try:
-        config = build(WeightsConfig, run.config.get("weights", {}), "weights.")
+        config = build(WeightsConfig, section, "weights.")
         nodes = run.config.get("nodes") or run.summary.get("nodes")
         return (
             None
             if config.name == "data_size" or (config.name == "uniform" and not nodes)
             else weights.from_config(config, nodes)
         )
-    except (ConfigError, TypeError):
+    except (ValueError, TypeError):
         return None
 
 
@@ -42,10 +45,10 @@ def graph_of(run: Run) -> tuple[Weights, nx.Graph] | None:
         graph = nx.empty_graph(len(recorded["nodes"]))
         graph.add_edges_from(recorded["edges"])
         return np.array(recorded["weights"], dtype=np.float64), graph
-    found = weights_of(run)
-    if found is None:
+    found, section = weights_of(run), run.section("topology")
+    if found is None or section is None:
         return None
     try:
-        return found, graphs.from_config(build(TopologyConfig, run.config.get("topology", {}), "topology."), found)
-    except (ConfigError, TypeError):
+        return found, graphs.from_config(build(TopologyConfig, section, "topology."), found)
+    except (ValueError, TypeError):
         return None

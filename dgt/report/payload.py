@@ -137,7 +137,9 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
         "wanted": run.iterations,
         "networks": networks,
         "nodes": nodes,
-        "environment": {key: value for key, value in run.environment.items() if key != "start" and value != ""},
+        "environment": {
+            key: _without_nan(value) for key, value in run.environment.items() if key != "start" and value != ""
+        },
         "events": [
             {"iteration": event["iteration"], "words": str(event.get("words", ""))}
             for one in runs
@@ -188,6 +190,15 @@ def _number(value: object, digits: int = 6) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.{digits}g}")
 
 
+def _without_nan(value: Any) -> Any:
+    """The same for whatever JSON holds."""
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _network(network: Record, topology: str, notes: list[str]) -> Record:
     names, edges, rows = network["nodes"], network.get("edges"), network.get("mixing")
     size = int(network.get("size", len(names)))
@@ -228,7 +239,7 @@ def _nodes(run: Run, numbers: int, notes: list[str]) -> Record:
     """Every node's measurements at some of the evaluations."""
     names = list(dict.fromkeys(name for record in run.nodes for name in record))
     columns = [name for name in names if any(isinstance(record.get(name), list) for record in run.nodes)]
-    width = max((len(record.get(name) or []) for record in run.nodes for name in columns), default=1)
+    width = max((len(_list(record.get(name))) for record in run.nodes for name in columns), default=1)
     most = max(2, numbers // max(1, width * len(columns)))
     records = _thinned(run.nodes, most)
     if len(records) < len(run.nodes):

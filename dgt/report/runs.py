@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 import yaml
 
 from dgt.checks import ConfigError
+from dgt.config import TopologyConfig, WeightsConfig
 from dgt.failures import FOLDER, Failure, first
 
 Record = dict[str, Any]
@@ -30,6 +31,9 @@ OF_A_RUN = (METRICS, "summary.json", "nodes.jsonl", "network.json", FOLDER)  # a
 NOT_RUNS = ("checkpoints", "figures", "tensorboard", FOLDER)
 DEEPEST = 5  # folders below the one that was named
 SILENCE = 120.0  # seconds without a new line after which a run may have been ended from outside
+
+# those to which later versions added keys
+SECTIONS: dict[str, WeightsConfig | TopologyConfig] = {"weights": WeightsConfig(), "topology": TopologyConfig()}
 
 FINISHED, FAILED, STOPPED, GOING_ON, SILENT = "finished", "failed", "stopped", "going on", "silent"
 
@@ -61,6 +65,20 @@ class Run:
         """What was chosen for weights, topology, strategy, algorithm, problem or seed; '?' where nobody wrote it."""
         value = self.config.get(key, self.summary.get(key, "?"))
         return str(value.get("name", "?") if isinstance(value, dict) else value)
+
+    def section(self, key: str) -> Record | None:
+        """What is set for the weights or the topology; None where something else stands there.
+
+        Keys that earlier versions did not write are at their defaults; they swapped no edges of tailored graphs.
+        """
+        written = self.config.get(key, {})
+        written = {"name": written} if isinstance(written, str) else written
+        if not isinstance(written, dict):
+            return None
+        unwritten = {name: value for name, value in asdict(SECTIONS[key]).items() if name != "name"}
+        if written.get("name") == "tailored":
+            unwritten["optimize"] = False
+        return {name: value for name, value in (unwritten | written).items() if value is not None}
 
     @property
     def label(self) -> str:
@@ -170,10 +188,11 @@ def _config(path: Path, notes: list[str]) -> Record:
     file = path / "config.yaml"
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+        json.dumps(found, default=str, skipkeys=True)  # fails where an alias leads back to itself
     except FileNotFoundError:
         notes.append("no config.yaml: what was chosen is known from the summary only")
         return {}
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # ValueError: a date like 2020-13-45
         notes.append("config.yaml is damaged: left out")
         return {}
     if not isinstance(found, dict):
@@ -192,8 +211,8 @@ def _lines(path: Path, notes: list[str], in_order: bool = True) -> list[Record]:
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            complete = isinstance(record, dict) and is_number(record["iteration"])
+            record = _parsed(line)
+            complete = isinstance(record, dict) and _is_sound(record["iteration"])
         except (ValueError, KeyError, RecursionError):
             complete = False
         if complete:
@@ -212,7 +231,7 @@ def _lines(path: Path, notes: list[str], in_order: bool = True) -> list[Record]:
 
 def _json(path: Path, name: str, notes: list[str], kind: type[Any]) -> Any:
     try:
-        found = json.loads((path / name).read_text(encoding="utf-8", errors="replace"))
+        found = _parsed((path / name).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return kind()
     except (ValueError, RecursionError):
@@ -223,9 +242,14 @@ def _json(path: Path, name: str, notes: list[str], kind: type[Any]) -> Any:
     return found
 
 
+def _parsed(text: str) -> Any:
+    """JSON; whole numbers that fit no machine word become floats, if need be infinite ones."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 18 else float(digits))
+
+
 def _is_network(found: object) -> bool:
     """Whether lengths and indices fit together, so that nobody further on has to ask."""
-    if not isinstance(found, dict) or not is_number(found.get("iteration")):
+    if not isinstance(found, dict) or not _is_sound(found.get("iteration")):
         return False
     names, weights, degrees = (found.get(key) for key in ("nodes", "weights", "degrees"))
     if not (isinstance(names, list) and isinstance(weights, list) and isinstance(degrees, list)):
@@ -236,7 +260,9 @@ def _is_network(found: object) -> bool:
     pairs = all(isinstance(edge, list) and len(edge) == 2 for edge in edges)
     return (
         len(weights) == len(degrees) == n > 0
-        and all(is_number(value) and math.isfinite(value) for value in [*weights, *degrees])
+        and all(isinstance(name, (int, str)) for name in names)
+        and isinstance(found.get("size", n), int)
+        and all(_is_sound(value) for value in [*weights, *degrees])
         and pairs
         and all(isinstance(end, int) and 0 <= end < n for edge in edges for end in edge)
         and len(rows) in (0, n)
@@ -256,10 +282,19 @@ def _failures(path: Path, environment: Record, notes: list[str]) -> list[Failure
     found = []
     for file in sorted(starts[-1].glob("rank-*.json")):
         try:
-            found.append(Failure(**json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError):
+            note = Failure(**_parsed(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError):
+            note = None
+        if note is not None and _is_note(note):
+            found.append(note)
+        else:
             notes.append(f"{file.relative_to(path)} is damaged: left out")
     return found
+
+
+def _is_note(note: Failure) -> bool:
+    words = (note.kind, note.reason, note.host, note.traceback)
+    return isinstance(note.rank, int) and _is_sound(note.time) and all(isinstance(word, str) for word in words)
 
 
 def _state(run: Run) -> str:
@@ -268,23 +303,22 @@ def _state(run: Run) -> str:
     final = run.summary.get("final")
     ended_at = final.get("iteration") if isinstance(final, dict) else None
     as_wanted = run.summary.get("iterations") in (None, run.iterations)  # else it was made longer since
-    if run.summary and as_wanted and (ended_at is None or ended_at >= last):
+    if run.summary and as_wanted and (not is_number(ended_at) or ended_at >= last):
         return FINISHED
     if run.failures:
         return FAILED
     stops = [event for event in run.events if event.get("event") == "stopped"]
     if stops and stops[-1]["iteration"] >= last and stops[-1].get("start") == run.environment.get("start"):
         return STOPPED
-    return GOING_ON if _age(run) < SILENCE else SILENT
+    return not_ended(run, (METRICS, "nodes.jsonl", "network.json", "environment.json", "config.yaml"))
 
 
-def _age(run: Run) -> float:
-    """Seconds since something was written, less what usually passes between two lines."""
-    files = [run.path / name for name in (METRICS, "nodes.jsonl", "environment.json", "config.yaml")]
-    written = [file.stat().st_mtime for file in files if file.exists()]
+def not_ended(run: Run, files: Sequence[str]) -> str:
+    """Going on, or silent: no file was written for a while, not counting what usually passes between two lines."""
+    written = [(run.path / name).stat().st_mtime for name in files if (run.path / name).exists()]
     seconds = run.curve("seconds")
     pause = seconds[-1][1] / len(seconds) if seconds else 0.0
-    return time.time() - max(written, default=0.0) - 5 * pause
+    return GOING_ON if time.time() - max(written, default=0.0) - 5 * pause < SILENCE else SILENT
 
 
 def _remarks(run: Run) -> list[str]:
@@ -303,7 +337,7 @@ def _remarks(run: Run) -> list[str]:
     return words
 
 
-def _is_sound(value: object) -> bool:
+def _is_sound(value: object) -> TypeGuard[float]:
     return is_number(value) and math.isfinite(value)
 
 

@@ -69,6 +69,11 @@ def line(number: int) -> dict[str, Any]:
     return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
 
 
+def plain(words: str) -> str:
+    """Words from a config as they are: a dollar sign begins no formula."""
+    return words.replace("$", r"\$")
+
+
 def header(figure: Figure, words: Sequence[str]) -> None:
     """What the figure shows, small and grey above it, in as many lines as its width needs."""
     title = figure.suptitle("", x=0.01, ha="left", fontsize=7, color=GREY)

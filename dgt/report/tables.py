@@ -16,7 +16,8 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     """The same in Markdown, its source aligned, too."""
     names, cells = _cells(rows)
-    lines, widths, right = _aligned([names, *cells], " | ", least=3)
+    escaped = [[text.replace("|", r"\|") for text in line] for line in (names, *cells)]
+    lines, widths, right = _aligned(escaped, " | ", least=3)
     rule = " | ".join("-" * (w - r) + ":" * r for w, r in zip(widths, right, strict=True))
     return "\n".join(f"| {line} |" for line in [lines[0], rule, *lines[1:]])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dgt.report.groups import Group, choices, curve, differing, grouped
-from dgt.report.measures import Measure, main
+from dgt.report.measures import Measure, apart, main
 from dgt.report.runs import FAILED, FINISHED, GOING_ON, STOPPED, Run, problems_of
 
 
@@ -166,8 +166,8 @@ def _headline(found: Sequence[Standing], measure: Measure) -> str:
     second = ranked[1]
     if np.isclose(best.mean, second.mean, rtol=1e-9):
         return f"{best.name} and {second.name} have the same {measure.label}, {best.mean:.4g}."
-    difference = abs(1 - best.mean / second.mean)
-    share = f"{difference:.1%}" if difference >= 0.0005 else "less than 0.1%"
+    share = apart(best.mean, second.mean)
+    share = "less than 0.1%" if share == "0.0%" else share
     word, side = ("highest", "above") if measure.higher_is_better else ("lowest", "below")
     if best.is_noise(second):
         lead = f"{best.name} has the {word} {measure.label}, {best.mean:.4g}, but its lead of {share}"
@@ -202,18 +202,18 @@ def _of_strategies(pairs: Sequence[Pair], measure: Measure) -> str:
     """Network by network: by how much, and in how many seeds, or whether a single run could say so."""
     changes = []
     for one, two in pairs:
-        share = two.mean / one.mean - 1
+        change = two.mean - one.mean
         common = [seed for seed in one.by_seed if seed in two.by_seed]
         if len(common) > 1:
-            lower = sum((two.by_seed[seed] - one.by_seed[seed]) * share > 0 for seed in common)
+            lower = sum((two.by_seed[seed] - one.by_seed[seed]) * change > 0 for seed in common)
             trust = f"in {lower} of {len(common)} seeds"
         else:
             trust = "within the noise" if two.is_noise(one) else "more than noise"
-        changes.append((share, f"on {one.weights_topology[1]} ({trust})"))
-    if all(share < 0 for share, _ in changes):
-        parts = ", ".join(f"by {-share:.1%} {words}" for share, words in changes)
+        changes.append((change, f"{apart(two.mean, one.mean)} on {one.weights_topology[1]} ({trust})"))
+    if all(change < 0 for change, _ in changes):
+        parts = ", ".join(f"by {words}" for _, words in changes)
         return f"Strategy II has a lower {measure.label} than Strategy I: {parts}."
-    parts = ", ".join(f"{share:+.1%} {words}".replace("-", "−", 1) for share, words in changes)
+    parts = ", ".join(f"{'−' if change < 0 else '+'}{words}" for change, words in changes)
     return f"Strategy II against Strategy I in {measure.label}: {parts}."
 
 

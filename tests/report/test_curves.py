@@ -162,6 +162,42 @@ def test_values_that_are_no_numbers_or_zero_do_not_stop_the_drawing() -> None:
         check_layout(curves.draw([curves.grid_of(found, GRADIENT)], style.PAGE))
 
 
+def test_lines_without_a_finite_mean_are_left_out_and_said(tmp_path: Path) -> None:
+    found = runs(seeds=2)  # ring I, ring II, tailored I, tailored II
+    for record in [*found[0].records, *found[4].records, *found[5].records, *found[6].records]:
+        record["grad_norm"] = float("nan")
+    grid = curves.grid_of(found, GRADIENT)
+    assert {place[1]: list(lines) for place, lines in grid.cells.items()} == {"ring": ["Strategy II"]}
+    with style.applied():
+        figure = curves.draw([grid], style.PAGE)
+        check_layout(figure)
+    assert "3 without a finite mean left out" in figure.get_suptitle()
+    assert curves.write(found[4:6], GRADIENT, tmp_path / "none") == []
+
+
+def test_where_nothing_is_above_zero_the_scale_is_linear() -> None:
+    found = runs(topologies=("ring",), seeds=1)
+    for record in [*found[0].records, *found[1].records]:
+        record["grad_norm"] = 0.0
+    with style.applied():
+        figure = curves.draw([curves.grid_of(found, GRADIENT)], style.PAGE)
+        check_layout(figure)
+    assert figure.axes[0].get_yscale() == "linear"
+
+
+def test_dollars_in_a_config_begin_no_formula() -> None:
+    odd = "/a/$b_$c{"
+    found = [run(), run(note=odd), run()]
+    for one, path in zip(found, (odd, "b", "b"), strict=True):
+        one.config["topology"] = {"name": "file", "path": path}
+    found[2].config["weights"] = {"name": odd}
+    with style.applied():
+        figure = curves.draw([curves.grid_of(found, GRADIENT)], style.PAGE)
+        figure.draw_without_rendering()
+    titles = [panel.get_title() for panel in figure.axes]
+    assert any(title.endswith(r"path /a/\$b_\$c{") for title in titles)
+
+
 def test_nothing_measured_nothing_drawn(tmp_path: Path) -> None:
     assert curves.write(runs(), ACCURACY, tmp_path / "accuracy") == []
     assert list(tmp_path.iterdir()) == []

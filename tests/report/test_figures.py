@@ -89,6 +89,52 @@ def test_files_are_where_the_plan_says_and_every_figure_is_told(tmp_path: Path) 
     assert figures.write([], tmp_path / "none") == []
 
 
+@pytest.mark.usefixtures("one_format")
+def test_a_figure_that_fails_is_told_and_the_others_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> list[Path]:
+        raise ValueError("no\nink")
+
+    told: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(figures.gaps, "write", fails)
+    monkeypatch.setattr(figures, "_gaps", lambda _: [])
+    paths = figures.write([run(metrics=("loss",))], tmp_path, lambda *step: told.append(step))
+    assert [path.name for path in paths] == ["loss.svg", "loss_A.svg"]
+    assert capsys.readouterr().err == "dgt: figure gaps could not be drawn: no ink\n"
+    assert told[-1] == (3, 3, "gaps")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"laziness": 5.0}, (0.3, 0)),
+        ({"laziness": 10**400}, (0.3, 0)),
+        ({"laziness": 0.5, "topology": {"name": "tailored", "seed": 7}}, (0.5, 7)),
+        ({"topology": {"name": "tailored", "seed": "x"}}, (0.3, 0)),
+        ({"topology": {"name": "tailored", "seed": None}}, (0.3, 0)),
+        ({"topology": {"name": "tailored", "seed": -1}}, (0.3, 0)),
+    ],
+)
+def test_settings_nobody_could_have_run_with_do_not_reach_the_gaps(
+    config: dict[str, object], expected: tuple[float, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, int]] = []
+    monkeypatch.setattr(figures, "gap_table", lambda *settings: asked.append(settings))
+    made = run()
+    made.config |= config
+    figures._gaps([made])
+    assert asked == [expected]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_name_of_one_odd_letter_is_no_symbol(nodes: int) -> None:
+    with style.applied():
+        figure = style.figure(3, 3)
+        matrices.adjacency(figure.subplots(), "$", weights.uniform(nodes), nx.complete_graph(nodes))
+        figure.draw_without_rendering()
+
+
 def test_blocks_are_blue_where_there_is_an_edge() -> None:
     lambdas = weights.named("A")
     graph = graphs.from_config(TopologyConfig(name="tailored"), lambdas)

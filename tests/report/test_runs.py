@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -12,11 +13,14 @@ import yaml
 
 from dgt import cli
 from dgt.checks import ConfigError
-from dgt.config import Config
+from dgt.config import Config, TopologyConfig
 from dgt.report import command
+from dgt.report.compare import summarise, text
+from dgt.report.groups import grouped
 from dgt.report.html import page
+from dgt.report.networks import graph_of
 from dgt.report.runs import FAILED, FINISHED, GOING_ON, SILENT, STOPPED, find, read, search
-from dgt.report.verdict import verdict
+from dgt.report.verdict import objective, verdict
 from tests.report import crafted as made_up
 
 LINES = [{"iteration": k, "loss": 10.0 / (k + 1), "grad_norm": 5.0 / (k + 1), "seconds": 0.1 * k} for k in (0, 3, 6)]
@@ -58,6 +62,16 @@ def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
         ("network.json", '{"a": 1}', "network.json is damaged: left out"),
         ("config.yaml", "a: [", "config.yaml is damaged: left out"),
         ("config.yaml", "- 1\n- 2\n", "config.yaml is not a config: left out"),
+        ("config.yaml", "day: 2020-13-45\n", "config.yaml is damaged: left out"),
+        ("config.yaml", "a: &a [*a]\n", "config.yaml is damaged: left out"),
+        ("config.yaml", "[" * 5000, "config.yaml is damaged: left out"),
+        ("metrics.jsonl", '{"iteration": NaN}\n{"iteration": 0}\n', "1 damaged line in metrics.jsonl: left out"),
+        ("events.jsonl", '{"iteration": Infinity}\n{"iteration": 0}\n', "1 damaged line in events.jsonl: left out"),
+        (
+            "metrics.jsonl",
+            f'{{"iteration": 0, "loss": {10**400}}}\n',
+            "loss is not a finite number in 1 of 1 evaluations, first at iteration 0",
+        ),
         ("environment.json", "\x00\x01", "environment.json is damaged: left out"),
         ("metrics.jsonl", "", "metrics.jsonl has no complete line yet: nothing was measured so far"),
     ],
@@ -89,6 +103,9 @@ def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
         {"iteration": 0, "nodes": [0], "weights": [1.0], "degrees": [0], "edges": [3]},
         {"iteration": 0, "nodes": [0], "weights": [1.0], "degrees": [0], "edges": 3},
         {"iteration": 0, "nodes": [0], "weights": [1.0], "degrees": [0], "mixing": [{"x": 1.0}]},
+        {"iteration": 0, "nodes": [[0]], "weights": [1.0], "degrees": [0]},
+        {"iteration": 0, "nodes": [0], "weights": [1.0], "degrees": [0], "size": "x"},
+        {"iteration": math.nan, "nodes": [0], "weights": [1.0], "degrees": [0]},
         17,
     ],
 )
@@ -97,6 +114,40 @@ def test_a_network_that_does_not_fit_together_is_left_out(network: object, tmp_p
     (run_dir / "network.json").write_text(json.dumps([network]))
     assert read(run_dir).networks == []
     assert "not fit together" in page([read(run_dir)])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", "1: 2\nproblem: {name: p, 3: {4: 5}}\n"),
+        ("config.yaml", "weights: null\ntopology: [tailored]\n"),
+        ("summary.json", '{"final": {"iteration": "x"}}'),
+        ("nodes.jsonl", '{"iteration": 0, "loss": [1.0, 2.0]}\n{"iteration": 3, "loss": 4.0}\n'),
+        ("environment.json", '{"host": {"load": [NaN, 1e999]}}'),
+    ],
+)
+def test_odd_files_that_can_be_read_are_shown(name: str, text: str, tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r")
+    (run_dir / name).write_text(text)
+    run = read(run_dir)
+    assert run.state == FINISHED
+    assert "left out" not in " ".join(run.notes)
+    assert '"iterations":[0,3,6]' in page([run])
+    assert (graph_of(run) is None) == (name != "summary.json")  # the other one says 4 nodes, weights A are 16
+
+
+def test_a_note_of_a_rank_with_the_wrong_kind_of_value_is_damaged(tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r", "open")
+    (run_dir / "failures" / "1").mkdir(parents=True)
+    note = {"rank": 0, "kind": "TrainingError", "reason": "the disk is gone", "code": 1, "time": 5.0}
+    for rank, wrong in enumerate([{}, {"time": "noon"}, {"time": None}, {"reason": 3}]):
+        (run_dir / "failures" / "1" / f"rank-{rank}.json").write_text(json.dumps(note | {"rank": rank} | wrong))
+    run = read(run_dir)
+    assert [failure.rank for failure in run.failures] == [0]
+    assert [note for note in run.notes if "damaged" in note] == [
+        f"failures/1/rank-{rank}.json is damaged: left out" for rank in (1, 2, 3)
+    ]
+    assert "the disk is gone" in page([run])
 
 
 def test_values_that_are_no_numbers_are_gaps_and_said(tmp_path: Path) -> None:
@@ -182,6 +233,46 @@ def test_different_weights_are_different_objectives(tmp_path: Path) -> None:
     assert verdict(runs).headline.startswith("2 runs of 2 different objectives")
 
 
+def test_keys_that_earlier_versions_did_not_write_are_at_their_defaults(tmp_path: Path) -> None:
+    now = Config(topology=TopologyConfig(name="tailored", optimize=False), iterations=6).to_dict()
+    before = {
+        "weights": {key: value for key, value in now["weights"].items() if key not in ("spread", "seed")},
+        "topology": {key: value for key, value in now["topology"].items() if key != "optimize"},
+    }
+    now["nodes"] = before["nodes"] = 16
+    old, new = read(crafted(tmp_path / "old", **before)), read(crafted(tmp_path / "new", **now))
+    assert objective(old) == objective(new)
+    assert len(grouped([old, new])) == 1
+    (_, drawn), (_, again) = graph_of(old), graph_of(new)
+    swapped = graph_of(
+        read(crafted(tmp_path / "swapped", **now | {"topology": {"name": "tailored", "optimize": True}}))
+    )[1]
+    assert set(drawn.edges) == set(again.edges) != set(swapped.edges)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"I": 0.0, "II": 0.0}, "in weighted gradient norm: +0 on ring"),
+        ({"I": 0.0, "II": 0.25}, "in weighted gradient norm: +0.25 on ring"),
+        ({"I": 0.25, "II": 0.0}, "by 100.0% on ring"),
+        ({"I": 0.0, "II": -0.5}, "by 0.5 on ring"),
+        ({"I": -1.0, "II": -1.5}, "by 50.0% on ring"),
+        ({"II": 0.0, "III": -0.5}, "A ring III has the lowest weighted gradient norm, -0.5: 0.5 below A ring II."),
+    ],
+)
+def test_the_verdict_knows_no_percent_of_nothing(values: dict[str, float], words: str) -> None:
+    found = [made_up.run(strategy="II") for _ in values]
+    for run, (name, value) in zip(found, values.items(), strict=True):
+        run.config["strategy"] = {"name": name}
+        run.records = [{"iteration": k, "grad_norm": value} for k in (0, 3, 6)]
+    assert words in verdict(found).headline
+    for row in summarise(found):
+        assert row["II/I"] == (values["II"] / values["I"] if values["I"] else None)
+    if "I" in values:
+        assert ("I is 0" in text(summarise(found), found, 1)) == (values["I"] == 0)
+
+
 def test_the_verdict_names_the_lower_run_and_doubts_what_noise_could_do(tmp_path: Path) -> None:
     def late(name: str, values: list[float]) -> Path:
         run_dir = crafted(tmp_path / name, strategy={"name": name}, iterations=5)
@@ -237,4 +328,23 @@ def test_ctrl_c_ends_following_and_leaves_a_page_that_rests(tmp_path: Path, monk
     monkeypatch.setattr(command.time, "sleep", interrupted)
     assert command.follow([str(run_dir)]) is False
     assert '"live":true' in seen[0]
+    assert '"live":false' in (run_dir / "report.html").read_text()
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_following_ends_with_words_when_a_run_falls_silent(
+    measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = crafted(tmp_path / "r", "open")
+    if not measured:
+        (run_dir / "metrics.jsonl").write_text("")
+    for file in run_dir.iterdir():
+        os.utime(file, (0, 0))
+    clock = iter(range(0, 10_000, 50))  # about to start, for all we know: waited for as long as it may be silent
+    naps: list[float] = []
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(command.time, "sleep", naps.append)
+    assert command.follow([str(run_dir)]) is True
+    assert len(naps) == (0 if measured else 2)
+    assert "dgt: r: no line for 2 minutes or more, and no reason: no longer followed\n" in capsys.readouterr().err
     assert '"live":false' in (run_dir / "report.html").read_text()

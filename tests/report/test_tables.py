@@ -1,6 +1,14 @@
-"""The table of gaps, as it is printed."""
+"""Tables, as they are printed; the one of gaps among them."""
 
-from dgt.report.tables import gap_lines
+from dgt.report.tables import gap_lines, markdown_table
+
+
+def test_a_bar_in_a_value_begins_no_column_in_markdown() -> None:
+    assert markdown_table([{"path|": "a|b", "loss": "1.5"}]).splitlines() == [
+        r"| path\| | loss |",
+        "| ------ | ---: |",
+        r"| a\|b   |  1.5 |",
+    ]
 
 
 def test_gaps_stand_beside_the_published_ones_and_better_graphs_beside_those() -> None:
