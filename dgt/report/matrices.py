@@ -61,9 +61,8 @@ def write(networks: Networks, stem: str | Path) -> list[Path]:
 def adjacency(panel: Axes, name: str, weights: Weights, graph: nx.Graph) -> None:
     """Block (i, j) is blue if i and j are neighbours."""
     n = int(weights.size)
-    both_ways = np.array([pair for i, j in graph.edges for pair in ((i, j), (j, i))]).reshape(
-        -1, 2
-    )  # a node alone: none
+    pairs = [pair for i, j in graph.edges for pair in ((i, j), (j, i))]
+    both_ways = np.array(pairs).reshape(-1, 2)  # a node alone has none
     corners = both_ways[:, None, :] + 0.46 * SQUARE  # [blocks, 4 corners, column and row]
     panel.add_collection(PolyCollection(list(corners), facecolor=style.BLUE, edgecolor="none"))
     panel.set_xlim(-0.5, n - 0.5)
