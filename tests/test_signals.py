@@ -35,33 +35,42 @@ def test_a_signal_during_start_up_is_named(number: signal.Signals, speaks: bool,
     assert words == (said if speaks else "")
 
 
-def test_handlers_that_come_later_have_the_say() -> None:
-    later = (
-        "from dgt import signals\nimport signal, time\n"
-        "signals.say_when_ended(True, lambda: None)\n"
-        "signal.signal(signal.SIGTERM, lambda *_: print('mine', flush=True))\n"
-        "signal.raise_signal(signal.SIGTERM)\ntime.sleep(0.3)\n"
+def said(*lines: str) -> tuple[int, str, str]:
+    """Exit code and words of a program that has begun like the command."""
+    begun = ["import signal, time", "from dgt import signals", "signals.say_when_ended(True, lambda: None)"]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(begun + list(lines))], capture_output=True, text=True, timeout=15
     )
-    done = subprocess.run([sys.executable, "-c", later], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "mine\n", "")
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_handlers_that_come_later_have_the_say() -> None:
+    later = "signal.signal(signal.SIGTERM, lambda *_: print('mine', flush=True))"
+    assert said(later, "signal.raise_signal(signal.SIGTERM)", "time.sleep(0.3)") == (0, "mine\n", "")
+
+
+SWALLOWED = """
+try:
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(20)
+except BaseException:
+    time.sleep(20)
+"""
 
 
 def test_ctrl_c_during_imports_is_not_swallowed() -> None:
     """torch went on when it hit the import of numpy, and sixteen ranks trained for ever."""
-    importing = (
-        "from dgt import signals\nimport signal, time\n"
-        "signals.say_when_ended(True, lambda: None)\n"
-        "try:\n    signal.raise_signal(signal.SIGINT)\n    time.sleep(20)\nexcept BaseException:\n    time.sleep(20)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", importing], capture_output=True, text=True, timeout=15)
-    assert (done.returncode, done.stderr) == (130, "dgt: interrupted\n")
+    assert said(SWALLOWED) == (130, "", "dgt: interrupted\n")
+
+
+USUAL = """
+signals.interrupt_as_usual()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("mine")
+"""
 
 
 def test_ctrl_c_is_pythons_own_once_all_is_imported() -> None:
-    usual = (
-        "from dgt import signals\nimport signal\n"
-        "signals.say_when_ended(True, lambda: None)\nsignals.interrupt_as_usual()\n"
-        "try:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('mine')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", usual], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "mine\n", "")
+    assert said(USUAL) == (0, "mine\n", "")
