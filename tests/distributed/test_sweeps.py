@@ -69,7 +69,8 @@ def test_a_sweep_of_jobs_is_the_local_sweep_also_when_one_of_them_is_queued_agai
         process.kill()
     log = (tmp_path / "sweep" / ".submitit" / f"{job}_0_log.out").read_text()
     assert process.returncode == 0, stderr + log
-    state = cluster.state(job)
+    # the result is there a moment before Slurm has seen the job off
+    state = cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
     assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "1"), log
     assert log.count("queueing again") == 1
     assert log.count("iteration 0/3000") == 1, "it went on, and did not start anew"
