@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -105,6 +105,7 @@ def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int
             max_restarts=0,
             monitor_interval=0.1,
             start_method="forkserver",
+            logs_specs=DefaultLogsSpecs(log_dir=meeting),  # else a folder per run stays behind
             **_own_signals(),
         )
         forward = _forwarding(Path(meeting), nodes)

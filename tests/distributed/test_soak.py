@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import random
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,8 @@ class Hesitant:
 
 
 @pytest.mark.timeout(60 + 30 * RUNS)
-def test_starts_and_stops_leave_nothing_behind() -> None:
+def test_starts_and_stops_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     children: set[int] = set()
     before = len(_children())
     for seed in range(RUNS):
@@ -57,6 +59,7 @@ def test_starts_and_stops_leave_nothing_behind() -> None:
         assert abs(sum(error for error, _ in results)) < 1e-9, seed
         assert max(size for _, size in results) < 10, seed
         assert not _orphans(), seed
+        assert not list(tmp_path.glob("[!p]*")), seed  # pymp-*: of the process that stays
         children = children or _children()
         assert _children() <= children, seed
         assert len(children) <= before + 2  # the process that forks ranks stays, and multiprocessing's tracker
