@@ -8,17 +8,16 @@ import pty
 import re
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.distributed.processes import commands_with, until
 from tests.distributed.ranks import DGT, command
-from tests.distributed.runs import assert_identical
+from tests.distributed.runs import assert_identical, metrics
 from tests.distributed.slurm import SlurmCluster
-from tests.distributed.test_commands import records
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.heavy]
 
@@ -51,11 +50,8 @@ class Batch:
     def log(self) -> str:
         return "".join(path.read_text() for path in sorted(self.cwd.glob("*.log")))
 
-    def await_line(self, words: str, seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while words not in self.log:
-            assert time.monotonic() < deadline, f"never said {words}:\n{self.log}"
-            time.sleep(0.05)
+    def await_line(self, words: str) -> None:
+        until(lambda: words in self.log, lambda: f"never said {words}:\n{self.log}")
 
 
 def submit(cluster: SlurmCluster, cwd: Path, file: str, *arguments: str, options: tuple[str, ...] = ()) -> Batch:
@@ -65,18 +61,6 @@ def submit(cluster: SlurmCluster, cwd: Path, file: str, *arguments: str, options
     spread = options or ("--nodes=4", "--cpus-per-task=1")
     tasks = ["--ntasks-per-node=2"] if file == "srun.sbatch" else []
     return Batch(cluster, cluster.submit(*spread, *tasks, str(BATCH / file), *arguments, cwd=cwd, **variables), cwd)
-
-
-def processes_of(run_dir: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if run_dir in words:
-            found.append(words)
-    return found
 
 
 def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
@@ -99,8 +83,7 @@ def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
     assert plain.returncode == 0, plain.stderr
     for job in jobs:
         job.await_line("out of time: saved, and queued again")
-        state = cluster.wait_for(job.job, "COMPLETED", "FAILED", "CANCELLED")
-        assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "1"), job.log
+        assert cluster.wait_for_end(job.job) == [("COMPLETED", 1)], job.log
         assert job.log.count("iteration 300/1500") == 1, "it went on, and did not start anew"
         assert_identical(job.cwd / "runs" / f"slurm-{job.job}", tmp_path / "plain")
 
@@ -111,26 +94,24 @@ def test_an_array_is_a_sweep_and_scancel_leaves_no_process(cluster: SlurmCluster
     array = submit(cluster, tmp_path / "array", "array.sbatch", *SWEEP, options=("--array=0-3", "--cpus-per-task=1"))
 
     cancelled.await_line("iteration 0/1000000")
-    assert processes_of(f"slurm-{cancelled.job}"), "the check below can fail"
+    its_run = f"run_dir=runs/slurm-{cancelled.job} "
+    assert commands_with(its_run), "the check below can fail"
     assert cluster.run("scancel", cancelled.job).returncode == 0
-    cluster.wait_for(cancelled.job, "CANCELLED")
-    deadline = time.monotonic() + 20
-    while left := processes_of(f"slurm-{cancelled.job}"):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    assert cluster.wait_for_end(cancelled.job) == [("CANCELLED", 0)]
+    until(lambda: not commands_with(its_run), lambda: commands_with(its_run), 20)
     assert "dgt: stopped by SIGTERM" in cancelled.log, "and what was done is saved"
 
-    assert cluster.wait_for(failing.job, "FAILED", "COMPLETED")["JobState"] == "FAILED"
+    assert cluster.wait_for_end(failing.job) == [("FAILED", 0)]
     last = failing.log.splitlines()[-1]
     assert last.startswith("first: node ")
     assert "the gradient is not finite at iteration 9" in last, failing.log
 
-    cluster.wait_for(array.job, "COMPLETED", "FAILED")
+    assert cluster.wait_for_end(array.job) == [("COMPLETED", 0)] * 4, array.log
     found = sorted(path.parent for path in array.cwd.glob("runs/*/summary.json"))
     assert [path.name for path in found] == [f"slurm-{array.job}-{number}" for number in range(4)], array.log
     one = command([*DGT, "train", "strategy=II", "topology=ring", *SWEEP[2:], "run_dir=one"], tmp_path)
     assert one.returncode == 0, one.stderr
-    assert records(found[2]) == records(tmp_path / "one")
+    assert metrics(found[2]) == metrics(tmp_path / "one")
 
 
 def test_shells_start_ranks_and_srun_tasks_are_ranks_also_inside_an_allocation(
@@ -155,7 +136,7 @@ def test_shells_start_ranks_and_srun_tasks_are_ranks_also_inside_an_allocation(
     plain = command([*DGT, *SHORT, "run_dir=plain"], tmp_path)
     assert plain.returncode == 0, plain.stderr
     for name in ("shell", "ranks", "interactive"):
-        assert records(tmp_path / name) == records(tmp_path / "plain")
+        assert metrics(tmp_path / name) == metrics(tmp_path / "plain")
 
 
 def at_a_terminal(cluster: SlurmCluster, cwd: Path, *words: str) -> tuple[int, str]:
