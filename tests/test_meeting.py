@@ -74,6 +74,7 @@ def test_every_start_has_a_room_of_its_own_even_after_half_a_start() -> None:
     store.set("dgt/word/1", "left by a dead rank")
     store.set("dgt/word/3", "left by another")
     second = rooms(store, late=3)
+    assert len(second) == 4
     for room in second.values():
         assert room.check([f"seen/{rank}" for rank in range(4)]), "all in one room"
         assert not room.check(["address"]), "and in none that was used before"
