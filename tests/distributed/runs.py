@@ -24,6 +24,8 @@ NOISY = [
     "problem=custom", "problem._target_=tests.distributed.problems.Noisy", "weights=[1,2,3,4]", "lr=0.05",
     "iterations=60", "eval_every=7", "checkpoint.every=10", "topology=ring", "timeout=20",
 ]  # fmt: skip
+# once, long enough for somebody else to interrupt the run in the middle
+HELD = ["chaos=delay", "chaos.iteration=150", "chaos.seconds=8"]
 CLOCKS = ("seconds", "evaluation_share")
 ONLY_TIMES = ("seconds",)
 

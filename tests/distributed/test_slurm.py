@@ -16,7 +16,7 @@ import pytest
 
 from tests.distributed.processes import commands_with, until
 from tests.distributed.ranks import DGT, command
-from tests.distributed.runs import assert_identical, metrics
+from tests.distributed.runs import HELD, assert_identical, metrics
 from tests.distributed.slurm import SlurmCluster
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.heavy]
@@ -26,8 +26,8 @@ if shutil.which("slurmctld", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is 
 
 BATCH = Path(__file__).parents[2] / "launch" / "slurm"
 SHORT = ["train", "weights=[1,2,3,4]", "topology=ring", "iterations=30"]
-EIGHT = ["weights=[1,2,3,4,5,6,7,8]", "topology=exponential", "eval_every=300"]
-LONG = [*EIGHT, "iterations=1500"]
+EIGHT = ["weights=[1,2,3,4,5,6,7,8]", "topology=exponential", "eval_every=100"]
+LONG = [*EIGHT, "iterations=600"]
 ENDLESS = [*EIGHT, "iterations=1000000"]
 SWEEP = ["strategy=I,II", "topology=ring,grid", "weights=[1,2,3,4]", "iterations=30"]
 
@@ -67,24 +67,27 @@ def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """Eight ranks on four nodes, interrupted, queued again, and the result of `dgt train`."""
-    interrupted = {
-        # preemption
-        "srun": lambda _: cluster.submit("-p", "urgent", "-N4", "--exclusive", "--wrap", "sleep 1", cwd=tmp_path),
-        # what --signal=B:USR1@120 does two minutes before the time is up
-        "torchrun": lambda job: cluster.run("scancel", "--batch", "--signal=USR1", job).check_returncode(),
-    }
+
+    def preempt(job: str) -> None:
+        urgent = cluster.submit("-p", "urgent", "-N4", "--exclusive", "--wrap", "sleep 1", cwd=tmp_path)
+        assert cluster.wait_for_end(urgent) == [("COMPLETED", 0)]  # or it would preempt the next job too
+
+    def warn(job: str) -> None:
+        """What --signal=B:USR1@120 does two minutes before the time is up."""
+        cluster.run("scancel", "--batch", "--signal=USR1", job).check_returncode()
+
     jobs = []
-    for name, interrupt in interrupted.items():
-        job = submit(cluster, tmp_path / name, f"{name}.sbatch", *LONG)
+    for name, interrupt in {"srun": preempt, "torchrun": warn}.items():
+        job = submit(cluster, tmp_path / name, f"{name}.sbatch", *LONG, *HELD)
         jobs.append(job)
-        job.await_line("iteration 300/1500")
+        job.await_line("iteration 100/600")
         interrupt(job.job)
     plain = command([*DGT, "train", *LONG, "run_dir=plain"], tmp_path)
     assert plain.returncode == 0, plain.stderr
     for job in jobs:
         job.await_line("out of time: saved, and queued again")
         assert cluster.wait_for_end(job.job) == [("COMPLETED", 1)], job.log
-        assert job.log.count("iteration 300/1500") == 1, "it went on, and did not start anew"
+        assert job.log.count("iteration 100/600") == 1, "it went on, and did not start anew"
         assert_identical(job.cwd / "runs" / f"slurm-{job.job}", tmp_path / "plain")
 
 

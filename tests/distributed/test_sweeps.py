@@ -14,7 +14,7 @@ import pytest
 
 from tests.distributed.processes import until
 from tests.distributed.ranks import DGT, command
-from tests.distributed.runs import assert_identical, lines_of
+from tests.distributed.runs import HELD, assert_identical, lines_of
 from tests.distributed.slurm import SlurmCluster
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.heavy]
@@ -39,7 +39,7 @@ def results(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_job_in_training(sweep: Path) -> str:
-    until(lambda: lines_of(sweep / "0" / "metrics.jsonl") >= 3)
+    until(lambda: lines_of(sweep / "0" / "metrics.jsonl") >= 2)
     (pickled,) = (sweep / ".submitit").glob("*_0_submitted.pkl")
     return pickled.name.removesuffix("_submitted.pkl")
 
@@ -47,9 +47,9 @@ def first_job_in_training(sweep: Path) -> str:
 def test_a_sweep_of_jobs_is_the_local_sweep_also_when_one_of_them_is_queued_again(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    runs = ["strategy=I,II", "iterations=3000"]
+    runs = ["strategy=I,II", "iterations=1000"]
     process = subprocess.Popen(
-        [*SWEEP, *SLURM, *runs, "run_dir=sweep", "--json"],
+        [*SWEEP, *SLURM, *runs, *HELD, "run_dir=sweep", "--json"],
         cwd=tmp_path,
         env=cluster.environment,
         stdout=subprocess.PIPE,
@@ -69,7 +69,7 @@ def test_a_sweep_of_jobs_is_the_local_sweep_also_when_one_of_them_is_queued_agai
     assert process.returncode == 0, stderr + log
     assert ended == [("COMPLETED", 1)], log
     assert log.count("queueing again") == 1
-    assert log.count("iteration 0/3000") == 1, "it went on, and did not start anew"
+    assert log.count("iteration 0/1000") == 1, "it went on, and did not start anew"
 
     plain = command([*SWEEP, *runs, "--json"], tmp_path)
     assert plain.returncode == 0, plain.stderr
