@@ -186,12 +186,12 @@ def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
     """
 
     def forward(number: int, frame: object) -> None:
-        pids = [int(path.read_text()) for path in meeting.glob("pid-*")]
-        if len(pids) < nodes:
+        pids = [path.read_text() for path in meeting.glob("pid-*")]
+        if len(pids) < nodes or not all(pids):  # one may be there, and not yet written
             raise SignalException("while starting", sigval=signal.Signals(number))
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1 if number == signal.SIGUSR2 else number)
+                os.kill(int(pid), signal.SIGUSR1 if number == signal.SIGUSR2 else number)
 
     for number in PASSED_ON:
         signal.signal(number, forward)

@@ -41,7 +41,7 @@ def test_every_module_opens_with_what_lives_there(path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_the_wheel_carries_conf_and_page(tmp_path: Path) -> None:
+def test_the_wheel_carries_conf_and_all_files(tmp_path: Path) -> None:
     subprocess.run(
         [
             sys.executable,
@@ -61,5 +61,5 @@ def test_the_wheel_carries_conf_and_page(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for file in (ROOT / "conf").rglob("*.yaml"):
         assert f"dgt/conf/{file.relative_to(ROOT / 'conf')}" in names
-    for file in (ROOT / "dgt" / "report" / "page").iterdir():
-        assert f"dgt/report/page/{file.name}" in names
+    for file in (ROOT / "dgt").rglob("*.*"):  # page and texts too
+        assert "__pycache__" in file.parts or str(file.relative_to(ROOT)) in names

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dgt.checks import ConfigError, nearest
 from dgt.report import aggregate, compare, html
-from dgt.report.runs import GOING_ON, SILENCE, SILENT, Run, nothing_in, read, search
+from dgt.report.runs import GOING_ON, METRICS, SILENCE, SILENT, Run, read, search
 
 REFRESH_SECONDS = 1.5
 Advance = Callable[[int, int, str], None]
@@ -44,7 +44,7 @@ def runs_in(paths: Sequence[str]) -> list[Run]:
     runs = [read(folder) for folder in folders]
     runs += [run for folder in comparisons for run in compare.runs_of(folder)]
     if not runs:
-        raise nothing_in(paths)
+        raise ConfigError(f"{' '.join(paths)}: no run in there; a run directory holds {METRICS}")
     return runs
 
 

@@ -1,6 +1,6 @@
 """Run directories, read back: whatever is there, and in plain words what is not. Nothing here needs torch.
 
-    for run in find(["runs"]): print(run.label, run.state, run.records[-1])
+    run = read("runs/first"); print(run.label, run.state, run.records[-1])
 
 A run may have crashed in the middle of a line, may still be going on, or may miss files: what can be read is
 read, and `Run.notes` says what was left out. Only a path with nothing to show at all is an error.
@@ -114,19 +114,6 @@ class Run:
 
 def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def find(paths: Sequence[str | Path]) -> list[Run]:
-    """All runs in these run directories, sweeps or folders of runs; an error if there are none."""
-    runs, _ = search(paths)
-    if not runs:
-        raise nothing_in(paths)
-    return [read(path) for path in runs]
-
-
-def nothing_in(paths: Sequence[str | Path]) -> ConfigError:
-    """What to say where there is nothing to show at all."""
-    return ConfigError(f"{' '.join(map(str, paths))}: no run in there; a run directory holds {METRICS}")
 
 
 def search(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:

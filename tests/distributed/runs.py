@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,15 @@ from dgt.config import Config
 from dgt.launch import JoinOptions, start_ranks
 from dgt.training.checkpoint import Commit, committed, read_rank
 from dgt.training.jobs import TrainJob
+from tests.distributed.processes import until
+from tests.distributed.ranks import DGT
 
 NOISY = [
     "problem=custom", "problem._target_=tests.distributed.problems.Noisy", "weights=[1,2,3,4]", "lr=0.05",
     "iterations=60", "eval_every=7", "checkpoint.every=10", "topology=ring", "timeout=20",
 ]  # fmt: skip
+# once, long enough for somebody else to interrupt the run in the middle
+HELD = ["chaos=delay", "chaos.iteration=150", "chaos.seconds=8"]
 CLOCKS = ("seconds", "evaluation_share")
 ONLY_TIMES = ("seconds",)
 
@@ -33,6 +40,31 @@ def train(run_dir: Path, *overrides: str) -> None:
     nodes = len(config.weights.values or []) or config.nodes
     assert nodes is not None
     start_ranks(TrainJob(config, "nothing"), nodes, JoinOptions.from_config(config))
+
+
+def start_long_run(run: Path, *overrides: str, launcher: Sequence[str] = DGT) -> subprocess.Popen[str]:
+    """A run that would take hours, in a process group of its own, once its ranks are training."""
+    line = [*launcher, "train", "iterations=10000000", "eval_every=10", f"run_dir={run}", *overrides]
+    process = subprocess.Popen(
+        line, cwd=run.parent, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        until(lambda: lines_of(run / "metrics.jsonl") >= 3 or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    return process
+
+
+def told(stderr: str) -> list[str]:
+    """What was said besides progress."""
+    return [line for line in stderr.splitlines() if not re.search(r"iteration \d+/\d+", line)]
+
+
+def lines_of(file: Path) -> int:
+    """Complete lines, so far."""
+    return file.read_text().count("\n") if file.exists() else 0
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

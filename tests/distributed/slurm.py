@@ -6,16 +6,22 @@ Several slurmd run on one host, each with a name and a port of its own. Everythi
 from __future__ import annotations
 
 import os
+import random
+import re
 import shutil
+import socket
 import subprocess
 import tempfile
-import time
+from contextlib import ExitStack
 from pathlib import Path
+
+from tests.distributed.processes import until
 
 CONF = """\
 ClusterName=throwaway
 SlurmctldHost=localhost
 SlurmctldPort={port}
+FirstJobId={port}
 AuthInfo=socket={top}/munge.sock,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
@@ -32,7 +38,7 @@ SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,bf_interval=2,sched_interval=2
-KillWait=5
+KillWait=30
 SlurmdTimeout=10
 MinJobAge=600
 PreemptType=preempt/partition_prio
@@ -47,8 +53,8 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=9 PreemptMode=off S
 class SlurmCluster:
     """with SlurmCluster(nodes=2) as cluster: cluster.run("srun", "-N2", "hostname")"""
 
-    def __init__(self, nodes: int = 4, port: int = 17300) -> None:
-        self.nodes, self.port = nodes, port
+    def __init__(self, nodes: int = 4) -> None:
+        self.nodes, self.port = nodes, free_ports(nodes + 1)
         # munged refuses a socket below a private directory, which pytest's tmp_path is
         self.top = Path(tempfile.mkdtemp(prefix="dgt-slurm-"))
         self.top.chmod(0o755)
@@ -85,14 +91,14 @@ class SlurmCluster:
             f"--log-file={top}/munged.log",
             *(f"--{k}={v}" for k, v in files.items()),
         )
-        self._until(lambda: (top / "munge.sock").exists(), "munged")
+        until(lambda: (top / "munge.sock").exists(), self._logs)
         self._daemon("slurmctld", "-D", "-i")
         for number in range(1, self.nodes + 1):
             (top / f"spool-n{number}").mkdir()
             self._daemon("slurmd", "-D", "-N", f"n{number}")
-        self._until(
+        until(
             lambda: self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").stdout.split().count("idle") == self.nodes,
-            "slurmd",
+            self._logs,
         )
 
     def _daemon(self, *arguments: str) -> None:
@@ -109,12 +115,8 @@ class SlurmCluster:
             )
         )
 
-    def _until(self, ready, what: str, seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while not ready():
-            logs = "\n".join(path.read_text()[-500:] for path in self.top.glob("*.log"))
-            assert time.monotonic() < deadline, f"{what} did not start:\n{logs}"
-            time.sleep(0.1)
+    def _logs(self) -> str:
+        return "\n".join(path.read_text()[-500:] for path in self.top.glob("*.log"))
 
     def run(self, *arguments: str, timeout: float = 60, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(arguments, env=self.environment, capture_output=True, text=True, timeout=timeout, cwd=cwd)
@@ -132,15 +134,18 @@ class SlurmCluster:
         assert said.returncode == 0, said.stderr
         return said.stdout.strip()
 
-    def state(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` says of it."""
-        words = self.run("scontrol", "-o", "show", "job", job).stdout.split()
-        return dict(word.partition("=")[::2] for word in words)
+    def wait_for_end(self, job: str) -> list[tuple[str, int]]:
+        """Until the job has ended, and every task of an array; returns how, and how often it was queued again."""
 
-    def wait_for(self, job: str, *states: str, seconds: float = 120) -> dict[str, str]:
-        """Until the job is in one of these states."""
-        self._until(lambda: self.state(job).get("JobState") in states, f"job {job} ({self.state(job)})", seconds)
-        return self.state(job)
+        def ends() -> list[tuple[str, int]]:
+            said = self.run("scontrol", "-o", "show", "job", job).stdout
+            return [(state, int(count)) for state, count in re.findall(r"JobState=(\w+) .*?Restarts=(\d+)", said)]
+
+        def over() -> bool:
+            return bool(ends()) and all(state in ("COMPLETED", "FAILED", "CANCELLED") for state, _ in ends())
+
+        until(over, lambda: f"job {job}: {ends()}\n{self._logs()}", 150)
+        return ends()
 
     def __exit__(self, *_: object) -> None:
         if len(self._daemons) > 1:
@@ -154,3 +159,16 @@ class SlurmCluster:
                 daemon.kill()
                 daemon.wait(10)
         shutil.rmtree(self.top, ignore_errors=True)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody uses: another cluster may be running on this machine."""
+    while True:
+        first = random.SystemRandom().randrange(10_000, 30_000)
+        try:
+            with ExitStack() as stack:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.create_server(("", port)))
+            return first
+        except OSError:
+            continue

@@ -25,9 +25,9 @@ from dgt.launch import LaunchError
 from dgt.node import Node
 from dgt.notices import PeerError
 from dgt.training.chaos import MARKER
+from tests.distributed.processes import all_end, descendants
 from tests.distributed.ranks import DGT, TORCHRUN, command, run_ranks
-from tests.distributed.runs import NOISY, assert_identical, commits, configured, metrics, train
-from tests.distributed.test_commands import alive, descendants
+from tests.distributed.runs import NOISY, assert_identical, commits, configured, metrics, start_long_run, train
 
 pytestmark = pytest.mark.timeout(240)
 PHASES = ("step", "copy", "write", "rename", "commit", "prune")
@@ -146,10 +146,9 @@ def die_and_measure(seed: int, folder: Path) -> tuple[float, float]:
 
 
 def test_a_dead_neighbour_is_named_and_everybody_leaves(tmp_path: Path) -> None:
+    """Long before the timeout of a minute; how long exactly is measured below, on a machine that is at rest."""
     for seed in range(4):
-        named, out = die_and_measure(seed, tmp_path)
-        assert named < 1
-        assert out < 2
+        assert max(die_and_measure(seed, tmp_path)) < 30
 
 
 @pytest.mark.trials
@@ -200,27 +199,13 @@ def test_ten_restarts(undisturbed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_no_rank_outlives_torchrun(tmp_path: Path) -> None:
-    line = [
-        *TORCHRUN,
-        "--nproc-per-node=3",
-        "-m",
-        "dgt",
-        "train",
-        "weights=[1,1,1]",
-        "iterations=10000000",
-        "run_dir=r",
-    ]
-    process = subprocess.Popen(line, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 90
-    while not (tmp_path / "r" / "metrics.jsonl").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    torchrun = [*TORCHRUN, "--nproc-per-node=3", "-m", "dgt"]
+    process = start_long_run(tmp_path / "r", "weights=[1,1,1]", launcher=torchrun)
     pids = descendants(process.pid)
     assert len(pids) >= 3
     process.kill()
-    process.wait(timeout=20)
-    time.sleep(2)
-    assert not alive(pids)
+    process.communicate(timeout=60)
+    all_end(pids)
 
 
 @pytest.mark.parametrize("overrides", [[], ["transport=messages"]])

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +16,12 @@ import dgt
 from dgt.launch import LaunchError
 from dgt.node import Node
 from tests.distributed.ranks import DGT, command, run_ranks
-from tests.distributed.runs import NOISY, assert_identical, commits, last_state, metrics, train
-from tests.distributed.test_commands import told
+from tests.distributed.runs import NOISY, assert_identical, commits, last_state, metrics, start_long_run, told, train
 
 pytestmark = pytest.mark.timeout(240)
 
-LEAST_SQUARES = ["weights=[1,2,3,4]", "topology=ring", "iterations=60", "eval_every=3", "checkpoint.every=20"]
+FOUR = "weights=[1,2,3,4]"
+LEAST_SQUARES = [FOUR, "topology=ring", "iterations=60", "eval_every=3", "checkpoint.every=20"]
 
 
 @pytest.mark.parametrize(
@@ -145,36 +144,18 @@ def test_a_warm_start_takes_the_average_model_into_another_network(stopped: Path
         assert state["step"] == 0
 
 
-def start_long_run(tmp_path: Path, *overrides: str) -> tuple[subprocess.Popen, Path]:
-    """A run that would take hours, in a process group of its own, once its ranks are training."""
-    run = tmp_path / "r"
-    arguments = ["weights=[1,2,3,4]", "iterations=10000000", "eval_every=10", f"run_dir={run}", *overrides]
-    process = subprocess.Popen(
-        [*DGT, "train", *arguments],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 90
-    while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text()) < 2000:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return process, run
-
-
 @pytest.mark.parametrize(
     ("name", "whom"), [("SIGTERM", "launcher"), ("SIGUSR1", "everybody"), ("SIGUSR2", "everybody")]
 )
 def test_a_signal_stops_all_ranks_together(tmp_path: Path, name: str, whom: str) -> None:
     """Slurm signals every process of a job: that once ended the one that forks ranks, and with it the run, unsaved."""
-    process, run = start_long_run(tmp_path)
+    run = tmp_path / "r"
+    process = start_long_run(run, FOUR)
     if whom == "launcher":
         process.send_signal(signal.Signals[name])
     else:
         os.killpg(process.pid, signal.Signals[name])
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 75, stderr
     (commit,) = commits(run)
     assert commit.world == 4
@@ -183,9 +164,9 @@ def test_a_signal_stops_all_ranks_together(tmp_path: Path, name: str, whom: str)
 
 
 def test_a_run_without_checkpoints_ends_at_a_signal_and_says_so(tmp_path: Path) -> None:
-    process, _ = start_long_run(tmp_path, "checkpoint.keep_last=0")
+    process = start_long_run(tmp_path / "r", FOUR, "checkpoint.keep_last=0")
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert told(stderr) == ["dgt: ended by SIGTERM without saving"]
 
@@ -261,15 +242,8 @@ def test_a_loop_of_ones_own_goes_on_bit_by_bit(tmp_path: Path) -> None:
 
 def test_nothing_listens_beyond_the_loopback_interface(tmp_path: Path) -> None:
     """Every socket of every rank, of the launcher and of the process that forks ranks."""
-    process = subprocess.Popen(
-        [*DGT, "train", "weights=[1,2,3,4]", "iterations=10000000", "run_dir=r", "transport=messages"],
-        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    process = start_long_run(tmp_path / "r", FOUR, "transport=messages")
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "r" / "metrics.jsonl").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
         found = listening(os.getpgid(process.pid))
         assert found, "gloo listens for its neighbours"
         assert all(address in ("127.0.0.1", "::1") for address in found), found

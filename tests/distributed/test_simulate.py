@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.conftest import Said
-
-CLOCKS = ("seconds", "evaluation_share")
-
-
-def records(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+from tests.distributed.runs import metrics
 
 
 @pytest.mark.timeout(120)
@@ -33,12 +28,12 @@ def test_simulated_and_real_runs_agree_at_every_evaluation(
     for command in ("train", "simulate"):
         said = dgt_here(command, *overrides, "seed=4", "iterations=50", f"run_dir={command}")
         assert said.code == 0, said.stderr
-    real, twin = records(tmp_path / "train"), records(tmp_path / "simulate")
+    real, twin = metrics(tmp_path / "train"), metrics(tmp_path / "simulate")
     assert len(real) == len(twin) == 18
     for ours, theirs in zip(twin, real, strict=True):
         assert list(ours) == list(theirs)
         assert (ours["iteration"], ours["bytes_sent"]) == (theirs["iteration"], theirs["bytes_sent"])
-        for name in set(ours) - {*CLOCKS, "tracking_residual"}:
+        for name in set(ours) - {"tracking_residual"}:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-10), (ours["iteration"], name)
         assert max(ours.get("tracking_residual", 0), theirs.get("tracking_residual", 0)) < 1e-12
     mine, its = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("simulate", "train"))

@@ -8,17 +8,16 @@ import pty
 import re
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.distributed.processes import commands_with, until
 from tests.distributed.ranks import DGT, command
-from tests.distributed.runs import assert_identical
+from tests.distributed.runs import HELD, assert_identical, metrics
 from tests.distributed.slurm import SlurmCluster
-from tests.distributed.test_commands import records
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.heavy]
 
@@ -27,8 +26,8 @@ if shutil.which("slurmctld", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is 
 
 BATCH = Path(__file__).parents[2] / "launch" / "slurm"
 SHORT = ["train", "weights=[1,2,3,4]", "topology=ring", "iterations=30"]
-EIGHT = ["weights=[1,2,3,4,5,6,7,8]", "topology=exponential", "eval_every=300"]
-LONG = [*EIGHT, "iterations=1500"]
+EIGHT = ["weights=[1,2,3,4,5,6,7,8]", "topology=exponential", "eval_every=100"]
+LONG = [*EIGHT, "iterations=600"]
 ENDLESS = [*EIGHT, "iterations=1000000"]
 SWEEP = ["strategy=I,II", "topology=ring,grid", "weights=[1,2,3,4]", "iterations=30"]
 
@@ -51,11 +50,8 @@ class Batch:
     def log(self) -> str:
         return "".join(path.read_text() for path in sorted(self.cwd.glob("*.log")))
 
-    def await_line(self, words: str, seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while words not in self.log:
-            assert time.monotonic() < deadline, f"never said {words}:\n{self.log}"
-            time.sleep(0.05)
+    def await_line(self, words: str) -> None:
+        until(lambda: words in self.log, lambda: f"never said {words}:\n{self.log}")
 
 
 def submit(cluster: SlurmCluster, cwd: Path, file: str, *arguments: str, options: tuple[str, ...] = ()) -> Batch:
@@ -67,41 +63,31 @@ def submit(cluster: SlurmCluster, cwd: Path, file: str, *arguments: str, options
     return Batch(cluster, cluster.submit(*spread, *tasks, str(BATCH / file), *arguments, cwd=cwd, **variables), cwd)
 
 
-def processes_of(run_dir: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if run_dir in words:
-            found.append(words)
-    return found
-
-
 def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """Eight ranks on four nodes, interrupted, queued again, and the result of `dgt train`."""
-    interrupted = {
-        # preemption
-        "srun": lambda _: cluster.submit("-p", "urgent", "-N4", "--exclusive", "--wrap", "sleep 1", cwd=tmp_path),
-        # what --signal=B:USR1@120 does two minutes before the time is up
-        "torchrun": lambda job: cluster.run("scancel", "--batch", "--signal=USR1", job).check_returncode(),
-    }
+
+    def preempt(job: str) -> None:
+        urgent = cluster.submit("-p", "urgent", "-N4", "--exclusive", "--wrap", "sleep 1", cwd=tmp_path)
+        assert cluster.wait_for_end(urgent) == [("COMPLETED", 0)]  # or it would preempt the next job too
+
+    def warn(job: str) -> None:
+        """What --signal=B:USR1@120 does two minutes before the time is up."""
+        cluster.run("scancel", "--batch", "--signal=USR1", job).check_returncode()
+
     jobs = []
-    for name, interrupt in interrupted.items():
-        job = submit(cluster, tmp_path / name, f"{name}.sbatch", *LONG)
+    for name, interrupt in {"srun": preempt, "torchrun": warn}.items():
+        job = submit(cluster, tmp_path / name, f"{name}.sbatch", *LONG, *HELD)
         jobs.append(job)
-        job.await_line("iteration 300/1500")
+        job.await_line("iteration 100/600")
         interrupt(job.job)
     plain = command([*DGT, "train", *LONG, "run_dir=plain"], tmp_path)
     assert plain.returncode == 0, plain.stderr
     for job in jobs:
         job.await_line("out of time: saved, and queued again")
-        state = cluster.wait_for(job.job, "COMPLETED", "FAILED", "CANCELLED")
-        assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "1"), job.log
-        assert job.log.count("iteration 300/1500") == 1, "it went on, and did not start anew"
+        assert cluster.wait_for_end(job.job) == [("COMPLETED", 1)], job.log
+        assert job.log.count("iteration 100/600") == 1, "it went on, and did not start anew"
         assert_identical(job.cwd / "runs" / f"slurm-{job.job}", tmp_path / "plain")
 
 
@@ -111,26 +97,24 @@ def test_an_array_is_a_sweep_and_scancel_leaves_no_process(cluster: SlurmCluster
     array = submit(cluster, tmp_path / "array", "array.sbatch", *SWEEP, options=("--array=0-3", "--cpus-per-task=1"))
 
     cancelled.await_line("iteration 0/1000000")
-    assert processes_of(f"slurm-{cancelled.job}"), "the check below can fail"
+    its_run = f"run_dir=runs/slurm-{cancelled.job} "
+    assert commands_with(its_run), "the check below can fail"
     assert cluster.run("scancel", cancelled.job).returncode == 0
-    cluster.wait_for(cancelled.job, "CANCELLED")
-    deadline = time.monotonic() + 20
-    while left := processes_of(f"slurm-{cancelled.job}"):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    assert cluster.wait_for_end(cancelled.job) == [("CANCELLED", 0)]
+    until(lambda: not commands_with(its_run), lambda: commands_with(its_run), 20)
     assert "dgt: stopped by SIGTERM" in cancelled.log, "and what was done is saved"
 
-    assert cluster.wait_for(failing.job, "FAILED", "COMPLETED")["JobState"] == "FAILED"
+    assert cluster.wait_for_end(failing.job) == [("FAILED", 0)]
     last = failing.log.splitlines()[-1]
     assert last.startswith("first: node ")
     assert "the gradient is not finite at iteration 9" in last, failing.log
 
-    cluster.wait_for(array.job, "COMPLETED", "FAILED")
+    assert cluster.wait_for_end(array.job) == [("COMPLETED", 0)] * 4, array.log
     found = sorted(path.parent for path in array.cwd.glob("runs/*/summary.json"))
     assert [path.name for path in found] == [f"slurm-{array.job}-{number}" for number in range(4)], array.log
     one = command([*DGT, "train", "strategy=II", "topology=ring", *SWEEP[2:], "run_dir=one"], tmp_path)
     assert one.returncode == 0, one.stderr
-    assert records(found[2]) == records(tmp_path / "one")
+    assert metrics(found[2]) == metrics(tmp_path / "one")
 
 
 def test_shells_start_ranks_and_srun_tasks_are_ranks_also_inside_an_allocation(
@@ -155,7 +139,7 @@ def test_shells_start_ranks_and_srun_tasks_are_ranks_also_inside_an_allocation(
     plain = command([*DGT, *SHORT, "run_dir=plain"], tmp_path)
     assert plain.returncode == 0, plain.stderr
     for name in ("shell", "ranks", "interactive"):
-        assert records(tmp_path / name) == records(tmp_path / "plain")
+        assert metrics(tmp_path / name) == metrics(tmp_path / "plain")
 
 
 def at_a_terminal(cluster: SlurmCluster, cwd: Path, *words: str) -> tuple[int, str]:

@@ -114,9 +114,7 @@ sys.stdin.read()
     assert waiting.wait(0, timeout=0.5) == (7, "timed out")  # alive, only slow
     owner.kill()
     owner.wait(timeout=10)
-    before = time.monotonic()
-    assert waiting.wait(0, timeout=30) == (7, "is gone (its process ended)")
-    assert time.monotonic() - before < 2
+    assert waiting.wait(0, timeout=1000) == (7, "is gone (its process ended)"), "not by waiting"
     assert Path(path).exists()  # killed before it could unlink
     os.utime(path, (0, 0))
     another = shared.create(LIKE)
@@ -137,6 +135,6 @@ def test_no_room_is_no_board_and_no_bus_error() -> None:
         def element_size(self) -> int:
             return 4
 
-    names = set(os.listdir(shared.MEMORY))
+    names = set(shared.MEMORY.glob(f"{shared.PREFIX}*"))
     assert shared.create(Huge()) is None  # type: ignore[arg-type]
-    assert set(os.listdir(shared.MEMORY)) <= names
+    assert set(shared.MEMORY.glob(f"{shared.PREFIX}*")) <= names

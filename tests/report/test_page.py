@@ -250,12 +250,13 @@ def test_a_page_that_is_followed_picks_up_new_lines_and_stops(tmp_path: Path, op
     html.write([read(run_dir)], page, live=True)
     window = opened(page)
     window.page.select_option("#metric", "loss")
-    following = threading.Thread(target=command.follow, args=([str(run_dir)], None, 0.2))
+    following = threading.Thread(target=command.follow, args=([str(run_dir)], None, 0.2), daemon=True)
     following.start()
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 9, "loss": 0.5}\n')
     window.page.wait_for_function("document.getElementById('headline').textContent.includes('9 of 12')")
-    assert window.page.input_value("#metric") == "loss", "a reload keeps what was chosen"
+    # a reload keeps what was chosen
+    window.page.wait_for_function("document.getElementById('metric').value === 'loss'")
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 12, "loss": 0.4}\n')
     (run_dir / "summary.json").write_text(json.dumps({"iterations": 12, "final": {"iteration": 12}}))

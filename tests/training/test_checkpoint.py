@@ -8,7 +8,7 @@ import os
 import pickle
 import random
 import shutil
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -151,14 +151,19 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
 
 def test_saving_returns_while_the_disk_is_slow(tmp_path: Path) -> None:
     """And the state may change at once: what is written is the copy."""
-    slow = Writer(tmp_path, 0, 1, "abcd1234", 1.0, {}, phase=lambda name: time.sleep(0.5 if name == "write" else 0))
-    tree = state(7.0)
-    since = time.monotonic()
-    slow.save(10, tree)
-    returned = time.monotonic() - since
+    changed = threading.Event()
+    waited = []
+
+    def slow(phase: str) -> None:
+        if phase == "write":
+            waited.append(changed.wait(20))
+
+    writer, tree = Writer(tmp_path, 0, 1, "abcd1234", 1.0, {}, phase=slow), state(7.0)
+    writer.save(10, tree)
     tree["model"]["w"].zero_()
-    assert slow.wait_for_commit(10)
-    assert returned < 0.4 < time.monotonic() - since
+    changed.set()
+    assert writer.wait_for_commit(10)
+    assert waited == [True]
     found = parse(read_rank(committed(tmp_path)[0][0], 0), state(), "there")
     assert torch.equal(found["model"]["w"], state(7.0)["model"]["w"])
 
