@@ -36,7 +36,7 @@ WAYS = ("messages", "shared memory for small messages only", "shared memory")  #
 ROUNDS = {"latency": 200, "bandwidth": 12}
 WARM_UP = 3  # exchanges that are not counted
 MOST_PAIRS = 16
-MOST_BYTES = 8192
+MOST_BYTES = 65_536
 SIOCGIFADDR = 0x8915
 
 

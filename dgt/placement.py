@@ -77,7 +77,7 @@ def slurm_rendezvous(variables: Mapping[str, str]) -> tuple[str, int]:
     """
     host = variables.get("MASTER_ADDR", "127.0.0.1")
     if "MASTER_ADDR" not in variables and variables.get("SLURM_STEP_NUM_NODES", "1") != "1":
-        host = _reachable((_scontrol("hostnames", variables["SLURM_STEP_NODELIST"]).split() or [""])[0])
+        host = _reachable(first_host(variables["SLURM_STEP_NODELIST"]))
     number = int(variables.get("SLURM_JOB_ID", "0")) * 37 + int(variables.get("SLURM_STEP_ID", "0"))
     try:
         return host, int(variables.get("MASTER_PORT", 20000 + number % 12000))
@@ -85,21 +85,28 @@ def slurm_rendezvous(variables: Mapping[str, str]) -> tuple[str, int]:
         raise ConfigError(f"MASTER_PORT={variables['MASTER_PORT']}: a number, or leave it out") from None
 
 
+def first_host(nodes: str) -> str:
+    """n01 of Slurm's 'n[01-04,07],gpu1': containers have no scontrol to ask."""
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", nodes).partition(",")[0]
+
+
 def _reachable(node: str) -> str:
     """The node's name where it resolves, else the address Slurm itself uses for it."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:
-        address = re.search(r"NodeAddr=(\S+)", _scontrol("node", node))
+        address = re.search(r"NodeAddr=(\S+)", _scontrol_node(node))
         return address.group(1) if address else node
     return node
 
 
-def _scontrol(*arguments: str) -> str:
+def _scontrol_node(node: str) -> str:
     try:
-        return subprocess.run(["scontrol", "show", *arguments], capture_output=True, text=True, timeout=30).stdout
-    except OSError as error:
-        raise ConfigError(f"srun on several hosts needs scontrol to find the first one ({error.strerror})") from None
+        return subprocess.run(["scontrol", "show", "node", node], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        raise ConfigError(
+            f"the first host, {node}, does not resolve, and scontrol is not here to ask: set MASTER_ADDR to its address"
+        ) from None
 
 
 NO_GPU = 0  # a rank on the CPU; a negative number is a MIG slice, which nccl does not connect

@@ -9,6 +9,7 @@ from dgt.placement import (
     choose_device,
     detect,
     explain_backend,
+    first_host,
     own_slice,
     refuse_missing_gpu,
     slurm_rendezvous,
@@ -166,6 +167,28 @@ def test_slurm_steps_on_one_host_meet_on_loopback_with_a_port_of_their_own() -> 
     assert 20000 <= port < 32000
     assert slurm_rendezvous({**one, "SLURM_STEP_ID": "1"})[1] != port
     assert slurm_rendezvous({**one, "SLURM_JOB_ID": "78"})[1] != port
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n[1-4]", "n1"),
+        ("n[01,03-07]", "n01"),
+        ("gpu-a7,n[1-2]", "gpu-a7"),
+        ("rack[2-3]n[08-09],x", "rack2n08"),
+    ],
+)
+def test_the_first_of_slurms_hosts(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_a_container_without_scontrol_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apptainer's have none; the name of the first host is enough where it resolves."""
+    monkeypatch.setenv("PATH", "")
+    assert slurm_rendezvous({**SRUN, "SLURM_STEP_NODELIST": "localhost,n2"})[0] == "localhost"
+    with pytest.raises(ConfigError, match=r"nowhere\.invalid, does not resolve, .* set MASTER_ADDR"):
+        slurm_rendezvous({**SRUN, "SLURM_STEP_NODELIST": "nowhere.invalid,n2"})
 
 
 def test_a_host_and_port_of_the_users_count() -> None:
