@@ -107,7 +107,7 @@ def in_words(run_dir: Path) -> list[str]:
     if not found and _finished(run_dir):
         return ["the run finished"]
     if not found:
-        return ["no rank left a reason: the run goes on, has not begun, or was ended from outside (scancel, memory, ...)"]
+        return ["no rank left a reason: the run goes on, has not begun, or was ended from outside (scancel, memory)"]
     lines = [f"rank {note.rank} on {note.host}, {time.ctime(note.time)}: {note.reason}" for note in found]
     cause = first(found)
     return [*lines, *cause.traceback.splitlines(), f"first: {cause.line}"]
