@@ -318,6 +318,6 @@ def text(findings: list[Finding]) -> str:
         lines.append(f"{finding.verdict:<6}{finding.what:<{width}}  {finding.found}")
         if finding.advice:
             lines.append(f"{'':<6}{'':<{width}}  -> {finding.advice}")
-    wrong = [finding.what for finding in findings if finding.verdict == BAD]
+    wrong = dict.fromkeys(finding.what for finding in findings if finding.verdict == BAD)
     lines.append(f"wrong: {', '.join(wrong)}" if wrong else "all well: dgt train will run here")
     return "\n".join(lines)
