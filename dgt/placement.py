@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from dgt.checks import ConfigError, SharedError
 
@@ -22,12 +23,15 @@ class Placement:
     local_size: int = 1
 
 
-def detect(variables: Mapping[str, str], has_terminal: bool = False) -> Placement:
+def detect(
+    variables: Mapping[str, str], has_terminal: bool = False, launchers: Mapping[str, str] = MappingProxyType({})
+) -> Placement:
     """Tell torchrun, srun and a bare shell apart.
 
     torchrun wins over Slurm, because torchrun runs inside srun and not the other way round. A Slurm step of
     one task (an interactive shell, a sweep job) counts as a bare shell: it may start ranks of its own. So does a
     shell that `srun --pty` opened for several tasks: it has a terminal, while tasks that srun started have none.
+    `launchers` are the variables of the process that started this one.
     """
     is_shell = "SLURM_PTY_PORT" in variables and has_terminal
     try:
@@ -36,7 +40,7 @@ def detect(variables: Mapping[str, str], has_terminal: bool = False) -> Placemen
             if not 0 <= rank < size:
                 raise ValueError(f"RANK={rank}, WORLD_SIZE={size}")
             if not is_shell:
-                _refuse_nesting(variables)
+                _refuse_nesting(variables, launchers)
             # launchers that do not say what is on this host may have put one rank on each
             local_rank, local_size = int(variables.get("LOCAL_RANK", 0)), int(variables.get("LOCAL_WORLD_SIZE", 1))
             return Placement("torchrun", rank, size, local_rank, local_size)
@@ -46,15 +50,21 @@ def detect(variables: Mapping[str, str], has_terminal: bool = False) -> Placemen
                 variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(variables["SLURM_NODEID"])
             )
             return Placement("srun", rank, size, int(variables["SLURM_LOCALID"]), local_size)
+    except ConfigError:
+        raise
     except (KeyError, ValueError, IndexError) as error:
         raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
     return Placement("alone")
 
 
-def _refuse_nesting(variables: Mapping[str, str]) -> None:
-    """srun that starts a torchrun per task, each of them a world of its own."""
-    tasks = int(variables.get("SLURM_STEP_NUM_TASKS", "1"))
-    if "TORCHELASTIC_RUN_ID" in variables and tasks > 1 and variables.get("GROUP_WORLD_SIZE") == "1":
+def _refuse_nesting(variables: Mapping[str, str], launchers: Mapping[str, str]) -> None:
+    """srun or torchrun that starts a torchrun per task, each of them a world of its own."""
+    if "TORCHELASTIC_RUN_ID" not in variables or variables.get("GROUP_WORLD_SIZE") != "1":
+        return
+    ranks, tasks = launchers.get("WORLD_SIZE", "1"), int(variables.get("SLURM_STEP_NUM_TASKS", "1"))
+    if "TORCHELASTIC_RUN_ID" in launchers and ranks != "1":
+        raise ConfigError(f"torchrun started {ranks} processes, and each of them a torchrun of its own; leave one out")
+    if tasks > 1:
         raise ConfigError(
             f"srun started {tasks} tasks, and each of them a torchrun of its own; start one task per node and give "
             "torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID, or leave torchrun out"

@@ -59,10 +59,18 @@ def test_a_terminal_tells_an_interactive_shell_of_several_tasks_from_a_rank() ->
 def test_a_torchrun_per_task_is_refused(groups: str, tasks: str, refused: bool) -> None:
     nested = {**SRUN, "SLURM_STEP_NUM_TASKS": tasks, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": groups}
     if refused:
-        with pytest.raises(ConfigError, match="srun started 4 tasks, and each of them a torchrun of its own"):
+        with pytest.raises(ConfigError, match=r"^srun started 4 tasks, and each of them a torchrun of its own"):
             detect(nested)
     else:
         assert detect(nested).launcher == "torchrun"
+
+
+def test_a_torchrun_inside_torchrun_is_refused() -> None:
+    """Each trained a network of its own, all of them the same."""
+    inner = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"}
+    with pytest.raises(ConfigError, match=r"^torchrun started 8 processes, and each of them a torchrun of its own"):
+        detect(inner, launchers=inner)
+    assert detect(inner, launchers={"RANK": "0", "WORLD_SIZE": "2"}).launcher == "torchrun", "a cluster's own variables"
 
 
 def test_broken_launcher_variables_are_named() -> None:
