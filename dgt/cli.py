@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import signal
 import sys
 import typing
@@ -200,7 +201,7 @@ def examine(options: argparse.Namespace) -> None:
 def _say_why(options: argparse.Namespace) -> None:
     """Why a run failed, from the notes its ranks left."""
     run_dir = Path(options.overrides[0])
-    if len(options.overrides) > 1 or not (run_dir / "config.yaml").exists():
+    if len(options.overrides) > 1 or not os.access(run_dir / "config.yaml", os.R_OK):
         raise ConfigError(f"{' '.join(options.overrides)}: dgt doctor takes one run directory, or nothing")
     notes = failures.of_run(run_dir)
     if options.json:

@@ -36,7 +36,8 @@ WAYS = ("messages", "shared memory for small messages only", "shared memory")  #
 ROUNDS = {"latency": 200, "bandwidth": 12}
 WARM_UP = 3  # exchanges that are not counted
 MOST_PAIRS = 16
-MOST_BYTES = 8192
+NO_DEVICES = ("-1", "NoDevFiles")  # GPUs hidden on purpose; the second is Slurm's, for jobs that asked for none
+MOST_BYTES = 65_536
 SIOCGIFADDR = 0x8915
 
 
@@ -92,7 +93,7 @@ def gpus(names: list[str], environment: Mapping[str, str]) -> list[Finding]:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if names:
         return [Finding("GPUs", f"{len(names)}: {', '.join(sorted(set(names)))}")]
-    if visible:
+    if visible and visible not in NO_DEVICES:
         advice = "no GPU answers to these numbers: check the driver (nvidia-smi) and how Slurm hands GPUs out"
         return [Finding("GPUs", f"none, though CUDA_VISIBLE_DEVICES={visible}", BAD, advice)]
     return [Finding("GPUs", "none")]
@@ -318,6 +319,6 @@ def text(findings: list[Finding]) -> str:
         lines.append(f"{finding.verdict:<6}{finding.what:<{width}}  {finding.found}")
         if finding.advice:
             lines.append(f"{'':<6}{'':<{width}}  -> {finding.advice}")
-    wrong = [finding.what for finding in findings if finding.verdict == BAD]
+    wrong = dict.fromkeys(finding.what for finding in findings if finding.verdict == BAD)
     lines.append(f"wrong: {', '.join(wrong)}" if wrong else "all well: dgt train will run here")
     return "\n".join(lines)

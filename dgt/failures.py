@@ -64,7 +64,16 @@ class Failure:
 
 def notes(folder: Path) -> list[Failure]:
     """What ranks wrote there, the first rank first."""
-    return [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("rank-*.json"))]
+    return [_read(path) for path in sorted(folder.glob(f"rank-{5 * '[0-9]'}.json"))]
+
+
+def _read(path: Path) -> Failure:
+    try:
+        return Failure(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:  # a damaged disk, somebody else's file
+        reason = f"its note {path} cannot be read ({getattr(error, 'strerror', None) or 'damaged'})"
+        written = path.stat().st_mtime
+        return Failure(int(path.stem[-5:]), PeerError.__name__, reason, EXIT_FAILED, written, "unknown host")
 
 
 def first(failures: Sequence[Failure], follows: str = "") -> Failure:
@@ -83,16 +92,22 @@ def first(failures: Sequence[Failure], follows: str = "") -> Failure:
 def of_run(run_dir: Path) -> list[Failure]:
     """Why the last start of this run failed, rank by rank; none if it finished, or was ended without a word."""
     starts = sorted((run_dir / FOLDER).glob("*/"))
-    return notes(starts[-1]) if starts and not (run_dir / "summary.json").exists() else []
+    return notes(starts[-1]) if starts and not _finished(run_dir, starts[-1:]) else []
+
+
+def _finished(run_dir: Path, failed: Sequence[Path] = ()) -> bool:
+    """Whether it came to its end, and nothing failed later: a run that has finished may be made longer."""
+    summary = run_dir / "summary.json"
+    return summary.exists() and all(summary.stat().st_mtime >= start.stat().st_mtime for start in failed)
 
 
 def in_words(run_dir: Path) -> list[str]:
     """A line per rank that left a note, and last the reason behind them."""
     found = of_run(run_dir)
-    if (run_dir / "summary.json").exists():
+    if not found and _finished(run_dir):
         return ["the run finished"]
     if not found:
-        return ["no rank left a reason: all were ended from outside (time limit, memory, scancel), or none had begun"]
+        return ["no rank left a reason: the run goes on, has not begun, or was ended from outside (scancel, memory)"]
     lines = [f"rank {note.rank} on {note.host}, {time.ctime(note.time)}: {note.reason}" for note in found]
     cause = first(found)
     return [*lines, *cause.traceback.splitlines(), f"first: {cause.line}"]

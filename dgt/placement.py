@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from dgt.checks import ConfigError, SharedError
 
@@ -22,12 +23,15 @@ class Placement:
     local_size: int = 1
 
 
-def detect(variables: Mapping[str, str], has_terminal: bool = False) -> Placement:
+def detect(
+    variables: Mapping[str, str], has_terminal: bool = False, launchers: Mapping[str, str] = MappingProxyType({})
+) -> Placement:
     """Tell torchrun, srun and a bare shell apart.
 
     torchrun wins over Slurm, because torchrun runs inside srun and not the other way round. A Slurm step of
     one task (an interactive shell, a sweep job) counts as a bare shell: it may start ranks of its own. So does a
     shell that `srun --pty` opened for several tasks: it has a terminal, while tasks that srun started have none.
+    `launchers` are the variables of the process that started this one.
     """
     is_shell = "SLURM_PTY_PORT" in variables and has_terminal
     try:
@@ -36,7 +40,7 @@ def detect(variables: Mapping[str, str], has_terminal: bool = False) -> Placemen
             if not 0 <= rank < size:
                 raise ValueError(f"RANK={rank}, WORLD_SIZE={size}")
             if not is_shell:
-                _refuse_nesting(variables)
+                _refuse_nesting(variables, launchers)
             # launchers that do not say what is on this host may have put one rank on each
             local_rank, local_size = int(variables.get("LOCAL_RANK", 0)), int(variables.get("LOCAL_WORLD_SIZE", 1))
             return Placement("torchrun", rank, size, local_rank, local_size)
@@ -46,15 +50,21 @@ def detect(variables: Mapping[str, str], has_terminal: bool = False) -> Placemen
                 variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)), int(variables["SLURM_NODEID"])
             )
             return Placement("srun", rank, size, int(variables["SLURM_LOCALID"]), local_size)
+    except ConfigError:
+        raise
     except (KeyError, ValueError, IndexError) as error:
         raise ConfigError(f"the launcher's environment is incomplete or wrong: {error}") from None
     return Placement("alone")
 
 
-def _refuse_nesting(variables: Mapping[str, str]) -> None:
-    """srun that starts a torchrun per task, each of them a world of its own."""
-    tasks = int(variables.get("SLURM_STEP_NUM_TASKS", "1"))
-    if "TORCHELASTIC_RUN_ID" in variables and tasks > 1 and variables.get("GROUP_WORLD_SIZE") == "1":
+def _refuse_nesting(variables: Mapping[str, str], launchers: Mapping[str, str]) -> None:
+    """srun or torchrun that starts a torchrun per task, each of them a world of its own."""
+    if "TORCHELASTIC_RUN_ID" not in variables or variables.get("GROUP_WORLD_SIZE") != "1":
+        return
+    ranks, tasks = launchers.get("WORLD_SIZE", "1"), int(variables.get("SLURM_STEP_NUM_TASKS", "1"))
+    if "TORCHELASTIC_RUN_ID" in launchers and ranks != "1":
+        raise ConfigError(f"torchrun started {ranks} processes, and each of them a torchrun of its own; leave one out")
+    if tasks > 1:
         raise ConfigError(
             f"srun started {tasks} tasks, and each of them a torchrun of its own; start one task per node and give "
             "torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID, or leave torchrun out"
@@ -77,7 +87,7 @@ def slurm_rendezvous(variables: Mapping[str, str]) -> tuple[str, int]:
     """
     host = variables.get("MASTER_ADDR", "127.0.0.1")
     if "MASTER_ADDR" not in variables and variables.get("SLURM_STEP_NUM_NODES", "1") != "1":
-        host = _reachable((_scontrol("hostnames", variables["SLURM_STEP_NODELIST"]).split() or [""])[0])
+        host = _reachable(first_host(variables["SLURM_STEP_NODELIST"]))
     number = int(variables.get("SLURM_JOB_ID", "0")) * 37 + int(variables.get("SLURM_STEP_ID", "0"))
     try:
         return host, int(variables.get("MASTER_PORT", 20000 + number % 12000))
@@ -85,21 +95,28 @@ def slurm_rendezvous(variables: Mapping[str, str]) -> tuple[str, int]:
         raise ConfigError(f"MASTER_PORT={variables['MASTER_PORT']}: a number, or leave it out") from None
 
 
+def first_host(nodes: str) -> str:
+    """n01 of Slurm's 'n[01-04,07],gpu1': containers have no scontrol to ask."""
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", nodes).partition(",")[0]
+
+
 def _reachable(node: str) -> str:
     """The node's name where it resolves, else the address Slurm itself uses for it."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:
-        address = re.search(r"NodeAddr=(\S+)", _scontrol("node", node))
+        address = re.search(r"NodeAddr=(\S+)", _scontrol_node(node))
         return address.group(1) if address else node
     return node
 
 
-def _scontrol(*arguments: str) -> str:
+def _scontrol_node(node: str) -> str:
     try:
-        return subprocess.run(["scontrol", "show", *arguments], capture_output=True, text=True, timeout=30).stdout
-    except OSError as error:
-        raise ConfigError(f"srun on several hosts needs scontrol to find the first one ({error.strerror})") from None
+        return subprocess.run(["scontrol", "show", "node", node], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        raise ConfigError(
+            f"the first host, {node}, does not resolve, and scontrol is not here to ask: set MASTER_ADDR to its address"
+        ) from None
 
 
 NO_GPU = 0  # a rank on the CPU; a negative number is a MIG slice, which nccl does not connect

@@ -243,7 +243,7 @@ def _torchrun_may_restart() -> bool:
 def starts_ranks() -> bool:
     """Whether this process may start ranks of its own: no launcher has made it one."""
     try:
-        return detect(os.environ, _has_terminal()).launcher == "alone"
+        return placement().launcher == "alone"
     except ConfigError:
         return False
 
@@ -251,7 +251,7 @@ def starts_ranks() -> bool:
 def is_launched() -> bool:
     """Whether a launcher made this process a rank, and said properly which."""
     try:
-        return detect(os.environ, _has_terminal()).launcher != "alone"
+        return placement().launcher != "alone"
     except ConfigError:
         return False
 
@@ -272,7 +272,16 @@ def _has_terminal() -> bool:
 
 def placement() -> Placement:
     """Where this process was put."""
-    return detect(os.environ, _has_terminal())
+    return detect(os.environ, _has_terminal(), _launchers_variables())
+
+
+def _launchers_variables() -> dict[str, str]:
+    """What the process that started this one was started with, where the system tells."""
+    try:
+        words = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return dict(os.fsdecode(word).partition("=")[::2] for word in words)
 
 
 def share_cores(ranks_here: int) -> None:

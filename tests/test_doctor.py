@@ -23,6 +23,7 @@ from tests.distributed.ranks import run_ranks
         (doctor.gpus(["NVIDIA H100"] * 8, {}), GOOD, ""),
         (doctor.gpus([], {"CUDA_VISIBLE_DEVICES": "3"}), BAD, "no GPU answers to these numbers"),
         (doctor.gpus([], {}), GOOD, ""),
+        (doctor.gpus([], {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}), GOOD, ""),
         (doctor.cores(2, "8"), ODD, "set OMP_NUM_THREADS=1"),
         (doctor.cores(64, None), GOOD, ""),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_notes_survive_and_the_last_start_of_a_run_counts(tmp_path: Path) -> Non
     assert failures.in_words(tmp_path)[-1] == "first: node 2: neighbour 1 is gone"
     (tmp_path / "summary.json").touch()
     assert failures.in_words(tmp_path) == ["the run finished"]
+    os.utime(tmp_path / "summary.json", (0, 0))
+    assert failures.of_run(tmp_path) == [MISSED, NEIGHBOUR], "it was made longer, and failed"
+
+
+@pytest.mark.parametrize("content", [b'{"rank": 1, "ki', b"[1]", b"\xff\x00"])
+def test_a_note_that_cannot_be_read_is_said_to_be_so(tmp_path: Path, content: bytes) -> None:
+    CAUSE.write(tmp_path / "failures" / "1")
+    (tmp_path / "failures" / "1" / "rank-00000.json").write_bytes(content)
+    assert "rank-00000.json cannot be read (damaged)" in failures.in_words(tmp_path)[0]
+    assert failures.in_words(tmp_path)[-1] == f"first: {CAUSE.reason}"
 
 
 def test_a_run_without_notes_was_ended_from_outside(tmp_path: Path) -> None:

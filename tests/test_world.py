@@ -9,6 +9,7 @@ from dgt.placement import (
     choose_device,
     detect,
     explain_backend,
+    first_host,
     own_slice,
     refuse_missing_gpu,
     slurm_rendezvous,
@@ -58,10 +59,18 @@ def test_a_terminal_tells_an_interactive_shell_of_several_tasks_from_a_rank() ->
 def test_a_torchrun_per_task_is_refused(groups: str, tasks: str, refused: bool) -> None:
     nested = {**SRUN, "SLURM_STEP_NUM_TASKS": tasks, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": groups}
     if refused:
-        with pytest.raises(ConfigError, match="srun started 4 tasks, and each of them a torchrun of its own"):
+        with pytest.raises(ConfigError, match=r"^srun started 4 tasks, and each of them a torchrun of its own"):
             detect(nested)
     else:
         assert detect(nested).launcher == "torchrun"
+
+
+def test_a_torchrun_inside_torchrun_is_refused() -> None:
+    """Each trained a network of its own, all of them the same."""
+    inner = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"}
+    with pytest.raises(ConfigError, match=r"^torchrun started 8 processes, and each of them a torchrun of its own"):
+        detect(inner, launchers=inner)
+    assert detect(inner, launchers={"RANK": "0", "WORLD_SIZE": "2"}).launcher == "torchrun", "a cluster's own variables"
 
 
 def test_broken_launcher_variables_are_named() -> None:
@@ -166,6 +175,28 @@ def test_slurm_steps_on_one_host_meet_on_loopback_with_a_port_of_their_own() -> 
     assert 20000 <= port < 32000
     assert slurm_rendezvous({**one, "SLURM_STEP_ID": "1"})[1] != port
     assert slurm_rendezvous({**one, "SLURM_JOB_ID": "78"})[1] != port
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n[1-4]", "n1"),
+        ("n[01,03-07]", "n01"),
+        ("gpu-a7,n[1-2]", "gpu-a7"),
+        ("rack[2-3]n[08-09],x", "rack2n08"),
+    ],
+)
+def test_the_first_of_slurms_hosts(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_a_container_without_scontrol_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apptainer's have none; the name of the first host is enough where it resolves."""
+    monkeypatch.setenv("PATH", "")
+    assert slurm_rendezvous({**SRUN, "SLURM_STEP_NODELIST": "localhost,n2"})[0] == "localhost"
+    with pytest.raises(ConfigError, match=r"nowhere\.invalid, does not resolve, .* set MASTER_ADDR"):
+        slurm_rendezvous({**SRUN, "SLURM_STEP_NODELIST": "nowhere.invalid,n2"})
 
 
 def test_a_host_and_port_of_the_users_count() -> None:

@@ -122,7 +122,7 @@ def test_a_link_that_is_cut_for_good_is_named_on_both_sides_and_ends_the_run(
     two_hosts.cut()
     try:
         # the ranks' own timeout, then torchrun, which cannot reach its store
-        said = [process.communicate(timeout=90)[1] for process in processes]
+        said = [process.communicate(timeout=45)[1] for process in processes]
     finally:
         two_hosts.mend()
         for process in processes:

@@ -17,7 +17,7 @@ import pytest
 from tests.distributed.processes import commands_with, until
 from tests.distributed.ranks import DGT, command
 from tests.distributed.runs import HELD, assert_identical, metrics
-from tests.distributed.slurm import SlurmCluster
+from tests.distributed.slurm import SlurmCluster, free_ports
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.heavy]
 
@@ -94,7 +94,9 @@ def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
 def test_an_array_is_a_sweep_and_scancel_leaves_no_process(cluster: SlurmCluster, tmp_path: Path) -> None:
     cancelled = submit(cluster, tmp_path / "cancelled", "torchrun.sbatch", *ENDLESS)
     failing = submit(cluster, tmp_path / "failing", "srun.sbatch", *ENDLESS, "chaos=not_a_number", "chaos.iteration=9")
-    array = submit(cluster, tmp_path / "array", "array.sbatch", *SWEEP, options=("--array=0-3", "--cpus-per-task=1"))
+    array = submit(cluster, tmp_path / "an array", "array.sbatch", *SWEEP, options=("--array=0-3", "--cpus-per-task=1"))
+    small = ("--nodes=1", "--cpus-per-task=1")
+    refused = submit(cluster, tmp_path / "refused", "torchrun.sbatch", "weights=[1,2,3]", options=small)
 
     cancelled.await_line("iteration 0/1000000")
     its_run = f"run_dir=runs/slurm-{cancelled.job} "
@@ -109,12 +111,26 @@ def test_an_array_is_a_sweep_and_scancel_leaves_no_process(cluster: SlurmCluster
     assert last.startswith("first: node ")
     assert "the gradient is not finite at iteration 9" in last, failing.log
 
+    assert cluster.wait_for_end(refused.job) == [("FAILED", 0)]
+    assert refused.log.splitlines()[-1].startswith("dgt: error: world size 2: this network has 3 nodes"), refused.log
+
     assert cluster.wait_for_end(array.job) == [("COMPLETED", 0)] * 4, array.log
     found = sorted(path.parent for path in array.cwd.glob("runs/*/summary.json"))
     assert [path.name for path in found] == [f"slurm-{array.job}-{number}" for number in range(4)], array.log
     one = command([*DGT, "train", "strategy=II", "topology=ring", *SWEEP[2:], "run_dir=one"], tmp_path)
     assert one.returncode == 0, one.stderr
     assert metrics(found[2]) == metrics(tmp_path / "one")
+
+
+def test_a_warning_that_comes_before_the_ranks_listen_is_repeated(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """torchrun ignores it while it starts: the job ran on into its time limit."""
+    port = free_ports(1)
+    small = ("--nodes=1", "--cpus-per-task=1", f"--export=ALL,MASTER_PORT={port}")
+    job = submit(cluster, tmp_path / "early", "torchrun.sbatch", *ENDLESS, "weights=[1,2]", options=small)
+    until(lambda: any(f":{port} " in line for line in commands_with(f"slurm-{job.job} ")), lambda: job.log)
+    cluster.run("scancel", "--batch", "--signal=USR1", job.job).check_returncode()
+    job.await_line("queued again")
+    cluster.run("scancel", job.job).check_returncode()
 
 
 def test_shells_start_ranks_and_srun_tasks_are_ranks_also_inside_an_allocation(
