@@ -117,7 +117,7 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
     heights = [large * h for grid, _, _ in stripes for h in ((1.1, 0.8) if grid.measure.close_up else (1.25,))]
     styles = _styles([line for grid in grids for line in grid.lines])
     # names stand beside the last panel of a row; where there is no room for them, below all
-    beside = width == style.PAGE and len(styles) <= 9 * large
+    beside = width == style.PAGE and len(styles) <= 9 * large and all(_last_has_all(*stripe) for stripe in stripes)
     legend_rows = 0 if beside else -(-len(styles) // max(2, abreast))
     height = sum(heights) + 0.14 * len(stripes) + 0.16 * legend_rows + 0.55
     figure = style.figure(min(width, 0.9 + 1.6 * abreast + 0.75 * (abreast == 1)), height)
@@ -144,6 +144,12 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
         handles = [Line2D([], [], label=name, **look) for name, look in styles.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=max(2, abreast), frameon=False)
     return figure
+
+
+def _last_has_all(grid: Grid, row: str, part: Sequence[str]) -> bool:
+    """Whether the last panel of the row has every line of the others, so that its names are all there are."""
+    shown = [set(grid.cells[row, column]) for column in part if (row, column) in grid.cells]
+    return set().union(*shown) == shown[-1]
 
 
 def _styles(lines: Sequence[str]) -> dict[str, dict[str, Any]]:

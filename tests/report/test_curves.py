@@ -150,6 +150,13 @@ def test_settings_of_problem_and_weights_never_replace_a_curve_by_another() -> N
     assert grid.rows == ["weights lognormal, spread 0.5, 1000 nodes", "weights lognormal, spread 1.5, 1000 nodes"]
 
 
+def test_lines_that_the_last_panel_has_not_are_named_too() -> None:
+    grid = curves.grid_of([run(topology="ring", strategy="II"), run(topology="grid", strategy="I")], GRADIENT)
+    with style.applied():
+        figure = curves.draw([grid], style.PAGE)
+    assert [entry.get_text() for entry in figure.legends[0].get_texts()] == ["Strategy II", "Strategy I"]
+
+
 def test_many_lines_have_a_legend_in_place_of_labels() -> None:
     found = [run(lr=0.001 * k) for k in range(1, 21)]
     with style.applied():
