@@ -15,7 +15,7 @@ from dgt.checks import ConfigError
 from dgt.report import measures
 from dgt.report.groups import Curve, curve, grouped
 from dgt.report.measures import ACCURACY
-from dgt.report.runs import COMPARISON, FINISHED, Run, not_ended
+from dgt.report.runs import COMPARISON, FINISHED, Run, not_ended, read_json
 from dgt.report.tables import table
 
 CELL = ("weights", "topology", "strategy")
@@ -36,10 +36,12 @@ def runs_of(directory: str | Path) -> list[Run]:
                     run.records.append(record)
     except OSError as error:
         raise ConfigError(f"{directory / COMPARISON}: {error.strerror}") from None
+    environment = read_json(directory, "environment.json", [], dict)
     longest = max((run.records[-1]["iteration"] for run in found.values()), default=0)
     for run in found.values():
         ended = run.records[-1]["iteration"] == (run.iterations or longest)
         run.state = FINISHED if ended else not_ended(run, [COMPARISON])
+        run.environment = environment
     return list(found.values())
 
 

@@ -82,10 +82,10 @@ def grid_of(runs: Sequence[Run], measure: Measure) -> Grid:
 
 def _row(group: Group) -> str:
     nodes = nodes_of(group.runs[0])
-    values = group.choices.get("weights.values", "")
-    name = textwrap.shorten(values.replace(",", ", "), 24, placeholder=" ...") if values else ""
-    label = f"weights {name or group.runs[0].choice('weights')}"
-    return f"{label}, {nodes} nodes" if nodes else label
+    own = {key.partition(".")[2]: value for key, value in group.choices.items() if key.startswith("weights.")}
+    values = textwrap.shorten(own.pop("values", "").replace(",", ", "), 24, placeholder=" ...")
+    label = f"weights {values.strip('-') or group.runs[0].choice('weights')}"
+    return ", ".join([label, *(f"{key} {value}" for key, value in own.items()), *([f"{nodes} nodes"] if nodes else [])])
 
 
 def _column(group: Group) -> str:
@@ -96,9 +96,9 @@ def _column(group: Group) -> str:
 def _line(group: Group) -> str:
     """'Strategy II', or what else differs: 'Strategy II, lr 0.02'."""
     strategy = f"Strategy {group.runs[0].choice('strategy')}"
-    told = ("weights", "topology", "nodes", "strategy", "problem")
-    own = {key: value for key, value in group.choices.items() if key.split(".")[0] not in told}
-    words = [value if key == "algorithm" else f"{key} {value}" for key, value in own.items()]
+    told = ("weights", "topology", "nodes", "strategy")
+    own = {key: value for key, value in group.choices.items() if key.split(".")[0] not in told and key != "problem"}
+    words = [value if key == "algorithm" else f"{key.removeprefix('problem.')} {value}" for key, value in own.items()]
     return ", ".join([strategy] * (not words or "strategy" in group.choices) + words)
 
 
@@ -117,7 +117,7 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
     heights = [large * h for grid, _, _ in stripes for h in ((1.1, 0.8) if grid.measure.close_up else (1.25,))]
     styles = _styles([line for grid in grids for line in grid.lines])
     # names stand beside the last panel of a row; where there is no room for them, below all
-    beside = width == style.PAGE and len(styles) <= 9 * large
+    beside = width == style.PAGE and len(styles) <= 9 * large and all(_last_has_all(*stripe) for stripe in stripes)
     legend_rows = 0 if beside else -(-len(styles) // max(2, abreast))
     height = sum(heights) + 0.14 * len(stripes) + 0.16 * legend_rows + 0.55
     figure = style.figure(min(width, 0.9 + 1.6 * abreast + 0.75 * (abreast == 1)), height)
@@ -134,7 +134,8 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
         above = part
     for panel in axes[-1]:
         panel.set_xlabel("iteration")
-    style.header(figure, _what(grids))
+    shared = len({look["color"] for look in styles.values()}) < len(styles)  # by both strategies
+    style.header(figure, [*_what(grids), *["dashed: Strategy I"] * (shared and beside)])
     if beside:
         style.spread(figure, labels)
     else:
@@ -145,10 +146,17 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
     return figure
 
 
+def _last_has_all(grid: Grid, row: str, part: Sequence[str]) -> bool:
+    """Whether the last panel of the row has every line of the others, so that its names are all there are."""
+    shown = [set(grid.cells[row, column]) for column in part if (row, column) in grid.cells]
+    return set().union(*shown) == shown[-1]
+
+
 def _styles(lines: Sequence[str]) -> dict[str, dict[str, Any]]:
     names = list(dict.fromkeys(lines))
-    if all(name.removeprefix("Strategy ") in style.STRATEGIES for name in names):
-        return {name: style.STRATEGIES[name.removeprefix("Strategy ")] for name in names}
+    strategies = [name.partition(", ")[0].removeprefix("Strategy ") for name in names]
+    if set(strategies) <= set(style.STRATEGIES) and len(set(strategies)) == len(names):
+        return {name: style.STRATEGIES[strategy] for name, strategy in zip(names, strategies, strict=True)}
     parts = {name: name.partition(", ") for name in names}
     rest = list(dict.fromkeys(part[2] for part in parts.values()))
     if len(rest) < len(names):  # both strategies of something else: its colour, the strategy's dashes
@@ -200,8 +208,9 @@ def _panel(panel: Axes, curves: Mapping[str, Curve], measure: Measure, styles: M
     for number, (name, measured) in enumerate(curves.items()):
         # where two lines coincide the first, which is dashed, lies on top and lets the other show through
         panel.plot(measured.iterations, measured.values.mean(1), zorder=3 - 0.01 * number, **styles[name])
-        low, high = np.percentile(measured.values, BAND, axis=1)
-        panel.fill_between(measured.iterations, low, high, color=styles[name]["color"], alpha=0.18, linewidth=0)
+        if measured.values.shape[1] > 1:
+            low, high = np.percentile(measured.values, BAND, axis=1)
+            panel.fill_between(measured.iterations, low, high, color=styles[name]["color"], alpha=0.18, linewidth=0)
     panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     style.light_grid(panel)
     if measure.logarithmic and any((measured.values.mean(1) > 0).any() for measured in curves.values()):
@@ -263,7 +272,8 @@ def _what(grids: Sequence[Grid]) -> list[str]:
     low, high = (choose(measured.values.shape[1] for measured in curves) for choose in (min, max))
     seeds = f"mean and {BAND[0]}\N{EN DASH}{BAND[1]} % band over {low if low == high else f'{low} to {high}'} seeds"
     first = " and ".join(f"{grid.measure.label} {grid.measure.symbol}".strip() for grid in grids)
-    words = [grids[0].rows[0] + ": " + first if len(grids[0].rows) == 1 else first, seeds if high > 1 else "one seed"]
+    row = [f"{grids[0].rows[0]}:"] if len(grids[0].rows) == 1 else []
+    words = [*row, first, seeds if high > 1 else "one seed"]
     if any(grid.measure.close_up for grid in grids):
         words.append("close-up: linear scale, moving average of the mean")
     if grids[0].left_out:

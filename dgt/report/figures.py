@@ -10,7 +10,9 @@ column/                  the curves again, a figure per weights, one column wide
 
 from __future__ import annotations
 
+import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,9 @@ def write(
     written = []
     for number, (name, draw) in enumerate(jobs):
         try:
-            written += draw()
+            with warnings.catch_warnings():  # matplotlib's, about letters it has not and numbers too large to place
+                warnings.simplefilter("ignore")
+                written += draw()
         except OSError:  # no figure could be written there
             raise
         except Exception as error:
@@ -52,9 +56,14 @@ def plan(runs: Sequence[Run], directory: Path) -> list[Job]:
     names = problems_of(runs)
     jobs = []
     for name in names:
-        folder = directory / name if len(names) > 1 else directory
+        folder = directory / _file_name(name) if len(names) > 1 else directory
         jobs += _of_problem([run for run in runs if run.choice("problem") == name], folder)
     return jobs + _of_networks(runs, directory)
+
+
+def _file_name(words: str) -> str:
+    """What a config calls something, as part of a file's name: it leads to no other folder, and is not too long."""
+    return re.sub(r"[^\w.-]", "_", words).lstrip(".")[:60] or "_"
 
 
 def _of_problem(runs: list[Run], folder: Path) -> list[Job]:
@@ -71,9 +80,9 @@ def _of_problem(runs: list[Run], folder: Path) -> list[Job]:
     for weights in dict.fromkeys(run.choice("weights") for run in runs):
         part = [run for run in runs if run.choice("weights") == weights]
         if LOSS in shown and ACCURACY in shown:
-            jobs.append(_curves(part, [LOSS, ACCURACY], folder / f"loss_accuracy_{weights}"))
+            jobs.append(_curves(part, [LOSS, ACCURACY], folder / f"loss_accuracy_{_file_name(weights)}"))
         for measure in shown:
-            stem = folder / "column" / f"{measure.metric}_{weights}"
+            stem = folder / "column" / f"{measure.metric}_{_file_name(weights)}"
             jobs.append(_curves(part, [measure], stem, style.COLUMN))
     return jobs
 

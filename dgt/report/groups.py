@@ -19,6 +19,7 @@ Array = npt.NDArray[np.float64]
 NAMED = ("problem", "weights", "topology", "strategy", "algorithm")
 # not what is trained, only where it is written and which draw it is
 NOT_CHOICES = ("seed", "seeds", "run_dir", "resume")
+NOT_KNOWN = {"settings": "not known"}  # of a run without config.yaml
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ def choices(run: Run) -> dict[str, str]:
     """The config in words, flat: {'topology': 'ring', 'topology.seed': '0', 'lr': '0.02', ...}."""
     found = {key: run.choice(key) for key in NAMED}
     whole = {key: run.section(key) for key in SECTIONS if isinstance(run.config.get(key), dict)}
-    return found | {key: _words(value) for key, value in _flat(run.config | whole)}
+    return found | {key: _words(value) for key, value in _flat(run.config | whole)} | ({} if run.config else NOT_KNOWN)
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -98,9 +99,15 @@ def _words(value: Any) -> str:
 
 def differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """The keys whose values differ; `topology.avg_degree` only if it does not follow from `topology`."""
-    keys = dict.fromkeys([*NAMED, *(key for config in configs for key in config)])
-    vary = [key for key in keys if len({config.get(key) for config in configs}) > 1]
-    return [key for key in vary if not _is_told(key, configs)]
+    return [key for key in varying(configs) if not _is_told(key, configs)]
+
+
+def varying(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys whose values differ; where the settings of a run are not known, that is one difference, not forty."""
+    keys = dict.fromkeys([*NAMED, *NOT_KNOWN, *(key for config in configs for key in config)])
+    known = [config for config in configs if not NOT_KNOWN.items() <= config.items()]
+    told = {key: configs if key in (*NAMED, *NOT_KNOWN) else known for key in keys}
+    return [key for key in keys if len({config.get(key) for config in told[key]}) > 1]
 
 
 def _is_told(key: str, configs: Sequence[Mapping[str, str]]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dgt.report import verdict as verdicts
-from dgt.report.groups import choices, differing
+from dgt.report.groups import choices, differing, varying
 from dgt.report.layout import positions
 from dgt.report.measures import BY_METRIC, main
 from dgt.report.runs import FINISHED, GOING_ON, METRICS, SILENT, Record, Run, is_number
@@ -70,12 +70,16 @@ def payload(runs: Sequence[Run], live: bool = False) -> Record:
 
 def entries(runs: Sequence[Run]) -> list[list[Run]]:
     """What the page shows as one: finished runs that differ in their seed only, and every other run by itself."""
-    found: dict[object, list[Run]] = {}
+    found: dict[object, dict[object, Run]] = {}
     for number, run in enumerate(runs):
-        alike = run.state == FINISHED and run.records
+        alike = run.state == FINISHED and run.records and run.config
         key = tuple(sorted(choices(run).items())) if alike else number
-        found.setdefault(key, []).append(run)
-    return list(found.values())
+        seeds = found.setdefault(key, {})
+        if run.choice("seed") in seeds:  # a seed that was run before is no other draw
+            found[number] = {number: run}
+        else:
+            seeds[run.choice("seed")] = run
+    return [list(seeds.values()) for seeds in found.values()]
 
 
 def _names(shown: Sequence[list[Run]]) -> list[str]:
@@ -260,6 +264,6 @@ def _config(shown: Sequence[list[Run]], names: Sequence[str]) -> Record:
     """Every key, whether the runs differ in it, and its value in each run."""
     configs = [choices(runs[0]) | {"seed": _seeds(runs)} for runs in shown]
     keys = list(dict.fromkeys(key for config in configs for key in config))
-    differ = {key for key in keys if len({config.get(key) for config in configs}) > 1}
+    differ = set(varying(configs))
     rows = [[key, key in differ, *(config.get(key, "") for config in configs)] for key in keys]
     return {"runs": list(names), "rows": [row for row in rows if any(value not in ("", "?") for value in row[2:])]}

@@ -26,6 +26,7 @@ from dgt.failures import FOLDER, Failure, first
 
 Record = dict[str, Any]
 
+LABEL = ("weights", "topology", "strategy")  # by which runs are called
 METRICS, COMPARISON = "metrics.jsonl", "compare.csv"
 OF_A_RUN = (METRICS, "summary.json", "nodes.jsonl", "network.json", FOLDER)  # any of these, and it is one
 NOT_RUNS = ("checkpoints", "figures", "tensorboard", FOLDER)
@@ -82,7 +83,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        return " ".join(self.choice(key) for key in ("weights", "topology", "strategy"))
+        return " ".join(self.choice(key) for key in LABEL)
 
     @property
     def network(self) -> Record:
@@ -123,8 +124,11 @@ def search(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
     for path in map(Path, paths):
         if path.is_file() and path.name in (METRICS, COMPARISON, "summary.json"):
             path = path.parent
-        if not path.is_dir():
-            raise ConfigError(f"{path}: no such directory; give a run directory, a sweep, or a folder that holds runs")
+        if not os.path.isdir(path):  # pathlib's raises where a parent may not be entered
+            what = "a file" if os.path.exists(path) else "no such directory"
+            raise ConfigError(f"{path}: {what}; give a run directory, a sweep, or a folder that holds runs")
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise ConfigError(f"{path}: may not be read; give a directory of yours")
         for folder in _walk(path, DEEPEST):
             kind = comparisons if (folder / COMPARISON).exists() else runs
             kind.setdefault(folder.resolve(), folder)
@@ -132,7 +136,7 @@ def search(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _walk(path: Path, deeper: int) -> Iterator[Path]:
-    if any((path / name).exists() for name in (*OF_A_RUN, COMPARISON)):
+    if any(os.path.exists(path / name) for name in (*OF_A_RUN, COMPARISON)):
         yield path
     elif deeper:
         try:
@@ -155,31 +159,45 @@ def read(path: str | Path) -> Run:
     run.records = _lines(path / METRICS, notes)
     if not (path / METRICS).exists():
         notes.append(f"no {METRICS}: nothing was measured, or it was not copied here")
-    elif not run.records:
+    elif not run.records and not any(note.startswith(METRICS) for note in notes):
         notes.append(f"{METRICS} has no complete line yet: nothing was measured so far")
     run.nodes = _lines(path / "nodes.jsonl", notes)
     run.events = _lines(path / "events.jsonl", notes, in_order=False)
-    networks = _json(path, "network.json", notes, list)
+    networks = read_json(path, "network.json", notes, list)
     run.networks = [network for network in networks if _is_network(network)]
     if len(run.networks) < len(networks):
         notes.append("network.json does not fit together: left out")
-    run.summary = _json(path, "summary.json", notes, dict)
-    run.environment = _json(path, "environment.json", notes, dict)
+    run.summary = read_json(path, "summary.json", notes, dict)
+    run.environment = read_json(path, "environment.json", notes, dict)
     run.failures = _failures(path, run.environment, notes)
     run.state = _state(run)
     notes += _remarks(run)
     return run
 
 
-def _config(path: Path, notes: list[str]) -> Record:
-    file = path / "config.yaml"
+def _text(file: Path, notes: list[str]) -> str | None:
+    """What stands in the file; None where there is none, or where it cannot be read, and then a remark."""
+    if not os.path.lexists(file):
+        return None
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
-        json.dumps(found, default=str, skipkeys=True)  # fails where an alias leads back to itself
-    except FileNotFoundError:
-        notes.append("no config.yaml: what was chosen is known from the summary only")
+        if not file.is_file():  # a pipe would be waited for
+            raise OSError(0, "not a file")
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        notes.append(f"{file.name} cannot be read ({str(error.strerror).lower()}): left out")
+        return None
+
+
+def _config(path: Path, notes: list[str]) -> Record:
+    text = _text(path / "config.yaml", notes)
+    if text is None:
+        if not os.path.lexists(path / "config.yaml"):
+            notes.append("no config.yaml: what was chosen is known from the summary only")
         return {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):  # ValueError: a date like 2020-13-45
+    try:
+        found = yaml.safe_load(text)
+        json.dumps(found, default=str, skipkeys=True)  # fails where an alias leads back to itself
+    except (ValueError, RecursionError, yaml.YAMLError):  # ValueError: a date like 2020-13-45
         notes.append("config.yaml is damaged: left out")
         return {}
     if not isinstance(found, dict):
@@ -190,16 +208,15 @@ def _config(path: Path, notes: list[str]) -> Record:
 
 def _lines(path: Path, notes: list[str], in_order: bool = True) -> list[Record]:
     """The complete lines; where an iteration comes twice, the later one counts, as after a resume."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    text = _text(path, notes)
+    if text is None:
         return []
     found, damaged = [], 0
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
             record = _parsed(line)
-            complete = isinstance(record, dict) and _is_sound(record["iteration"])
+            complete = isinstance(record, dict) and _is_count(record["iteration"])
         except (ValueError, KeyError, RecursionError):
             complete = False
         if complete:
@@ -216,11 +233,12 @@ def _lines(path: Path, notes: list[str], in_order: bool = True) -> list[Record]:
     return [latest[iteration] for iteration in sorted(latest)]
 
 
-def _json(path: Path, name: str, notes: list[str], kind: type[Any]) -> Any:
-    try:
-        found = _parsed((path / name).read_text(encoding="utf-8", errors="replace"))
-    except OSError:
+def read_json(path: Path, name: str, notes: list[str], kind: type[Any]) -> Any:
+    text = _text(path / name, notes)
+    if text is None:
         return kind()
+    try:
+        found = _parsed(text)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kind):
@@ -236,7 +254,7 @@ def _parsed(text: str) -> Any:
 
 def _is_network(found: object) -> bool:
     """Whether lengths and indices fit together, so that nobody further on has to ask."""
-    if not isinstance(found, dict) or not _is_sound(found.get("iteration")):
+    if not isinstance(found, dict) or not _is_count(found.get("iteration")):
         return False
     names, weights, degrees = (found.get(key) for key in ("nodes", "weights", "degrees"))
     if not (isinstance(names, list) and isinstance(weights, list) and isinstance(degrees, list)):
@@ -326,6 +344,10 @@ def _remarks(run: Run) -> list[str]:
 
 def _is_sound(value: object) -> TypeGuard[float]:
     return is_number(value) and math.isfinite(value)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def problems_of(runs: Iterable[Run]) -> list[str]:

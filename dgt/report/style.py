@@ -79,7 +79,8 @@ def header(figure: Figure, words: Sequence[str]) -> None:
     title = figure.suptitle("", x=0.01, ha="left", fontsize=7, color=GREY)
     lines: list[str] = []
     for word in words:
-        title.set_text("; ".join([*lines[-1:], word]))
+        between = " " if lines and lines[-1].endswith(":") else "; "
+        title.set_text(between.join([*lines[-1:], word]))
         fits = lines and title.get_window_extent().width < 0.97 * figure.bbox.width
         lines[-1:] = [title.get_text()] if fits else [*lines[-1:], word]
     title.set_text("\n".join(lines))

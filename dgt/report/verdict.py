@@ -9,7 +9,7 @@ import numpy as np
 
 from dgt.report.groups import Group, choices, curve, differing, grouped
 from dgt.report.measures import Measure, apart, main
-from dgt.report.runs import FAILED, FINISHED, GOING_ON, STOPPED, Run, problems_of
+from dgt.report.runs import FAILED, FINISHED, GOING_ON, LABEL, STOPPED, Run, is_number, problems_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Standing:
     name: str
     weights_topology: tuple[str, str]
     strategy: str
+    others: dict[str, str]  # all other settings
     by_seed: dict[str, float]
     late: list[float]  # the values of the first seed
 
@@ -42,6 +43,10 @@ class Standing:
     def spread(self) -> float:
         """Over seeds; of a single one, that of its own late values."""
         return float(np.std(self.seeds, ddof=1)) if len(self.seeds) > 1 else float(np.std(self.late))
+
+    def is_same(self, other: Standing) -> bool:
+        """But for rounding, as both strategies are where all weights are equal."""
+        return bool(np.isclose(self.mean, other.mean, rtol=1e-9, atol=0))
 
     def is_noise(self, other: Standing) -> bool:
         """Whether the difference is smaller than what scatters; two runs of one seed share their noise."""
@@ -62,7 +67,7 @@ def fate(run: Run) -> str:
     last = run.records[-1]["iteration"] if run.records else 0
     of = f"{last} of {run.iterations}" if run.iterations and run.state != FINISHED else f"{last}"
     if run.state == FINISHED:
-        return f"finished after {last} iterations"
+        return f"finished after {last} iterations" if run.records else "finished, but its measurements are not here"
     if run.state == FAILED:
         return f"failed; last measured at iteration {of}"
     if run.state == STOPPED:
@@ -76,7 +81,11 @@ def _of_one(run: Run) -> Verdict:
     measure = main(run.metrics)
     points = run.curve(measure.metric)
     headline, details = f"{title(run)} {fate(run)}.", []
-    if len(points) > 1:
+    measured = [record["iteration"] for record in run.records if is_number(record.get(measure.metric))]
+    lost = [at for at in measured if not points or at > points[-1][0]]
+    if lost:
+        headline = f"{title(run)} {fate(run)}; {measure.label} is no finite number from iteration {lost[0]} on."
+    elif len(points) > 1:
         late = np.mean([value for at, value in points if at >= measure.late * points[-1][0]])
         if run.state == FINISHED:
             headline = f"{title(run)}: {measure.label} {late:.4g} after {run.records[-1]['iteration']} iterations."
@@ -87,8 +96,9 @@ def _of_one(run: Run) -> Verdict:
         details.append(f"Test accuracy at the end: {accuracy[-1][1]:.1%}, the lambda-weighted mean over all nodes.")
     size = run.network.get("size", run.summary.get("nodes"))
     if size:
-        what = f"{size} nodes, {run.choice('problem').replace('_', ' ')}, {run.choice('algorithm').replace('_', ' ')}"
-        details.append(f"{what}, a single seed: other seeds give other values.")
+        of = f"of {len(run.networks[0]['nodes'])} " if len(run.networks) > 1 else ""  # some were lost
+        what = ", ".join(run.choice(key).replace("_", " ") for key in ("problem", "algorithm"))
+        details.append(f"{size} {of}nodes, {what}, a single seed: other seeds give other values.")
     return Verdict(headline, details)
 
 
@@ -122,7 +132,11 @@ def _of_several(runs: Sequence[Run]) -> Verdict:
             return Verdict(_of_strategies(pairs, measure), [*best, _how(found, measure), *states])
         return Verdict(_headline(found, measure), [_how(found, measure), *states])
     headline = f"{len(runs)} runs of {len(objectives)} different objectives: each is compared with its like only."
-    return Verdict(headline, [*(_headline(found, measure) for found in objectives.values()), *states])
+    bests = [_headline(found, measure) for found in objectives.values()]
+    everywhere = [_pairs(found) for found in objectives.values()]
+    if all(everywhere):
+        headline = _on_all([pair for pairs in everywhere for pair in pairs], len(objectives), measure)
+    return Verdict(headline, [*bests, *states])
 
 
 def objective(run: Run) -> str:
@@ -133,14 +147,12 @@ def objective(run: Run) -> str:
 
 
 def names_of(groups: Sequence[Group]) -> list[str]:
-    """'A ring II', and what else tells groups of that name apart."""
-    labels = [group.runs[0].label for group in groups]
-    names = []
-    for group, label in zip(groups, labels, strict=True):
-        alike = [choices(other.runs[0]) for other, theirs in zip(groups, labels, strict=True) if theirs == label]
-        more = [f"{key} {choices(group.runs[0]).get(key, '-')}" for key in differing(alike)]
-        names.append(", ".join([label, *more]))
-    return names
+    """'A ring II', and in which other settings the groups differ."""
+    more = [key for key in differing([choices(group.runs[0]) for group in groups]) if key not in LABEL]
+    return [
+        ", ".join([group.runs[0].label, *(f"{key} {choices(group.runs[0]).get(key, '-')}" for key in more)])
+        for group in groups
+    ]
 
 
 def _standing(group: Group, name: str, measure: Measure) -> Standing | None:
@@ -153,8 +165,9 @@ def _standing(group: Group, name: str, measure: Measure) -> Standing | None:
         return None
     run = group.runs[0]
     cell = (run.choice("weights"), run.choice("topology"))
+    others = {key: value for key, value in choices(run).items() if key.split(".")[0] != "strategy"}
     by_seed = dict(zip((one.choice("seed") for one in group.runs), seeds.tolist(), strict=True))
-    return Standing(name, cell, run.choice("strategy"), by_seed, late[:, 0].tolist())
+    return Standing(name, cell, run.choice("strategy"), others, by_seed, late[:, 0].tolist())
 
 
 def _headline(found: Sequence[Standing], measure: Measure) -> str:
@@ -164,7 +177,7 @@ def _headline(found: Sequence[Standing], measure: Measure) -> str:
         over = f" ± {best.spread:.2g} over {len(best.seeds)} seeds" if len(best.seeds) > 1 else ""
         return f"{best.name}: {measure.label} {best.mean:.4g}{over}."
     second = ranked[1]
-    if np.isclose(best.mean, second.mean, rtol=1e-9):
+    if best.is_same(second):
         return f"{best.name} and {second.name} have the same {measure.label}, {best.mean:.4g}."
     share = apart(best.mean, second.mean)
     share = "less than 0.1%" if share == "0.0%" else share
@@ -190,12 +203,13 @@ Pair = tuple[Standing, Standing]  # Strategy I and Strategy II on the same netwo
 
 
 def _pairs(found: Sequence[Standing]) -> list[Pair]:
-    """Both strategies on every network, if that is all there is."""
+    """Both strategies on every network, if that is all there is, and nothing else tells them apart."""
     cells: dict[tuple[str, str], dict[str, Standing]] = {}
     for one in found:
         cells.setdefault(one.weights_topology, {})[one.strategy] = one
     complete = all(set(both) == {"I", "II"} for both in cells.values()) and len(found) == 2 * len(cells)
-    return [(both["I"], both["II"]) for both in cells.values()] if complete else []
+    pairs = [(both["I"], both["II"]) for both in cells.values()] if complete else []
+    return pairs if all(one.others == two.others for one, two in pairs) else []
 
 
 def _of_strategies(pairs: Sequence[Pair], measure: Measure) -> str:
@@ -203,6 +217,9 @@ def _of_strategies(pairs: Sequence[Pair], measure: Measure) -> str:
     changes = []
     for one, two in pairs:
         change = two.mean - one.mean
+        if one.is_same(two):
+            changes.append((0.0, f"the same on {one.weights_topology[1]}"))
+            continue
         common = [seed for seed in one.by_seed if seed in two.by_seed]
         if len(common) > 1:
             lower = sum((two.by_seed[seed] - one.by_seed[seed]) * change > 0 for seed in common)
@@ -213,8 +230,19 @@ def _of_strategies(pairs: Sequence[Pair], measure: Measure) -> str:
     if all(change < 0 for change, _ in changes):
         parts = ", ".join(f"by {words}" for _, words in changes)
         return f"Strategy II has a lower {measure.label} than Strategy I: {parts}."
-    parts = ", ".join(f"{'−' if change < 0 else '+'}{words}" for change, words in changes)
+    parts = ", ".join(f"{'−' if change < 0 else '+' * (change > 0)}{words}" for change, words in changes)
     return f"Strategy II against Strategy I in {measure.label}: {parts}."
+
+
+def _on_all(pairs: Sequence[Pair], objectives: int, measure: Measure) -> str:
+    """In how many networks, whatever their objective, and by how much."""
+    lower = [(one, two) for one, two in pairs if two.mean < one.mean and not one.is_same(two)]
+    how_many = f"all {len(pairs)}" if len(lower) == len(pairs) else f"{len(lower)} of {len(pairs)}"
+    lower.sort(key=lambda pair: (pair[0].mean - pair[1].mean) / (abs(pair[0].mean) or 1))
+    shares = list(dict.fromkeys(apart(two.mean, one.mean) for one, two in lower))
+    by = ", by " + " to ".join([shares[0], *shares[1:][-1:]]) if shares else ""
+    what = f"Strategy II has a lower {measure.label} than Strategy I on {how_many} networks{by}"
+    return f"{what}; {objectives} different objectives, each compared with its like only."
 
 
 def capital(words: str) -> str:

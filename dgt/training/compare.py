@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from dgt.node import Node
 from dgt.placement import Placement
 from dgt.training.logger import Progress
 from dgt.training.metrics import Metrics, NodeMetrics
+from dgt.training.recording import versions
 from dgt.training.setup import network_of, shared_network
 from dgt.training.trainer import train
 
@@ -108,9 +110,10 @@ def check(configs: Sequence[Config], seeds: Sequence[int], placement: Placement)
 
 
 def start(directory: Path, cells: Sequence[Config], seeds: list[int]) -> None:
-    """config.yaml with every cell, and the head of compare.csv."""
+    """config.yaml with every cell, environment.json, and the head of compare.csv."""
     plan = {"seeds": seeds, "cells": [cell.to_dict() for cell in cells]}
     (directory / "config.yaml").write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
+    (directory / "environment.json").write_text(json.dumps(versions(), indent=2) + "\n", encoding="utf-8")
     with (directory / "compare.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerow(HEADER)
 

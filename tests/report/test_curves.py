@@ -134,6 +134,29 @@ def test_whatever_else_differs_names_the_lines() -> None:
         check_layout(curves.draw([grid], style.PAGE))
 
 
+def test_settings_of_problem_and_weights_never_replace_a_curve_by_another() -> None:
+    problem = [{"name": "least_squares", "noise": noise} for noise in (0.5, 2.0)]
+    grid = curves.grid_of([run(strategy=s, problem=one) for one in problem for s in ("I", "II")], GRADIENT)
+    assert grid.lines == [
+        "Strategy I, noise 0.5",
+        "Strategy I, noise 2",
+        "Strategy II, noise 0.5",
+        "Strategy II, noise 2",
+    ]
+    found = [run("lognormal", nodes=1000) for _ in range(2)]
+    for one, spread in zip(found, (0.5, 1.5), strict=True):
+        one.config["weights"] = {"name": "lognormal", "spread": spread}
+    grid = curves.grid_of(found, GRADIENT)
+    assert grid.rows == ["weights lognormal, spread 0.5, 1000 nodes", "weights lognormal, spread 1.5, 1000 nodes"]
+
+
+def test_lines_that_the_last_panel_has_not_are_named_too() -> None:
+    grid = curves.grid_of([run(topology="ring", strategy="II"), run(topology="grid", strategy="I")], GRADIENT)
+    with style.applied():
+        figure = curves.draw([grid], style.PAGE)
+    assert [entry.get_text() for entry in figure.legends[0].get_texts()] == ["Strategy II", "Strategy I"]
+
+
 def test_many_lines_have_a_legend_in_place_of_labels() -> None:
     found = [run(lr=0.001 * k) for k in range(1, 21)]
     with style.applied():

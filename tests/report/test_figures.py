@@ -74,6 +74,17 @@ def test_the_papers_figures_come_from_one_comparison() -> None:
 
 
 @pytest.mark.usefixtures("one_format")
+def test_names_in_a_config_lead_to_no_other_folder(tmp_path: Path) -> None:
+    names = (str(tmp_path / "elsewhere"), "../../up")
+    found = [run("uniform", nodes=4, metrics=("loss",), problem={"name": name}) for name in names]
+    for one in found:
+        one.config["weights"] = {"name": "../../../up"}
+    paths = figures.write(found, tmp_path / "figures")
+    assert len(paths) == 4
+    assert all((tmp_path / "figures") in path.resolve().parents for path in paths)
+
+
+@pytest.mark.usefixtures("one_format")
 def test_files_are_where_the_plan_says_and_every_figure_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
     found = [run("uniform", nodes=4, metrics=("loss",), problem={"name": name}) for name in ("p", "q")]

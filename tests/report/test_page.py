@@ -184,6 +184,10 @@ def test_the_slider_and_the_measurement_change_the_colours(run_dirs: list[Path],
     window.page.select_option("#colour", "degree")
     assert len(set(window.colours())) == 1, "a ring"
     assert window.page.locator("#bars [data-metric='waited'] .bar").count() == 4
+    window.page.click("#bars [data-metric='waited'] .bar >> nth=1")
+    window.page.mouse.move(1, 1)
+    waited = read(run_dirs[1]).nodes[1]["waited"][1]
+    assert f"; node 1: {waited:.4g} s" in window.text("#bars [data-metric='waited']"), "a tap tells what hovering does"
 
 
 def test_settings_that_differ_and_no_others(run_dirs: list[Path], opened) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +18,11 @@ from dgt import cli
 from dgt.checks import ConfigError
 from dgt.config import Config, TopologyConfig
 from dgt.report import command
-from dgt.report.compare import summarise, text
-from dgt.report.groups import grouped
+from dgt.report.groups import NAMED, choices, differing, grouped
 from dgt.report.html import page
 from dgt.report.networks import graph_of
 from dgt.report.runs import FAILED, FINISHED, GOING_ON, SILENT, STOPPED, read, search
 from dgt.report.verdict import objective, verdict
-from tests.report import crafted as made_up
 
 LINES = [{"iteration": k, "loss": 10.0 / (k + 1), "grad_norm": 5.0 / (k + 1), "seconds": 0.1 * k} for k in (0, 3, 6)]
 
@@ -82,6 +83,43 @@ def test_damage_is_said_and_the_rest_is_shown(name: str, text: str, note: str, t
     run = read(run_dir)
     assert note in run.notes
     assert note in page([run])
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "network.json"])
+def test_what_is_no_file_is_said_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    run_dir = crafted(tmp_path / "r")
+    (run_dir / name).unlink(missing_ok=True)
+    os.mkfifo(run_dir / name)
+    run = read(run_dir)
+    assert run.notes == [f"{name} cannot be read (not a file): left out"]
+    assert verdict([run]).headline == {
+        "metrics.jsonl": "Strategy II on ring with weights A finished, but its measurements are not here.",
+        "config.yaml": "r: weighted gradient norm 0.7143 after 6 iterations.",
+    }.get(name, "Strategy II on ring with weights A: weighted gradient norm 0.7143 after 6 iterations.")
+
+
+def test_directories_of_somebody_else_are_passed_over() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path lies below a private one
+        Path(folder).chmod(0o755)
+        crafted(Path(folder) / "r")
+        (Path(folder) / "theirs").mkdir(mode=0)
+        with nobody():
+            assert [run.name for run in command.runs_in([folder])] == ["r"]
+            with pytest.raises(ConfigError, match="theirs: may not be read"):
+                command.runs_in([f"{folder}/theirs"])
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[None]:
+    """Root may read everything: be somebody who may not."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
 
 
 def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
@@ -213,6 +251,9 @@ def test_nothing_to_show_is_one_line(tmp_path: Path) -> None:
         command.runs_in([str(tmp_path / "nowhere")])
     with pytest.raises(ConfigError, match="no run in there"):
         command.runs_in([str(tmp_path)])
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file: a file; give a run directory"):
+        command.runs_in([str(tmp_path / "file")])
     with pytest.raises(ConfigError, match="which run"):
         command.parse(["out=x.html"])
     with pytest.raises(ConfigError, match=r"ot=x: no such setting"):
@@ -249,29 +290,6 @@ def test_keys_that_earlier_versions_did_not_write_are_at_their_defaults(tmp_path
     assert set(drawn.edges) == set(again.edges) != set(swapped.edges)
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"I": 0.0, "II": 0.0}, "in weighted gradient norm: +0 on ring"),
-        ({"I": 0.0, "II": 0.25}, "in weighted gradient norm: +0.25 on ring"),
-        ({"I": 0.25, "II": 0.0}, "by 100.0% on ring"),
-        ({"I": 0.0, "II": -0.5}, "by 0.5 on ring"),
-        ({"I": -1.0, "II": -1.5}, "by 50.0% on ring"),
-        ({"II": 0.0, "III": -0.5}, "A ring III has the lowest weighted gradient norm, -0.5: 0.5 below A ring II."),
-    ],
-)
-def test_the_verdict_knows_no_percent_of_nothing(values: dict[str, float], words: str) -> None:
-    found = [made_up.run(strategy="II") for _ in values]
-    for run, (name, value) in zip(found, values.items(), strict=True):
-        run.config["strategy"] = {"name": name}
-        run.records = [{"iteration": k, "grad_norm": value} for k in (0, 3, 6)]
-    assert words in verdict(found).headline
-    for row in summarise(found):
-        assert row["II/I"] == (values["II"] / values["I"] if values["I"] else None)
-    if "I" in values:
-        assert ("I is 0" in text(summarise(found), found, 1)) == (values["I"] == 0)
-
-
 def test_the_verdict_names_the_lower_run_and_doubts_what_noise_could_do(tmp_path: Path) -> None:
     def late(name: str, values: list[float]) -> Path:
         run_dir = crafted(tmp_path / name, strategy={"name": name}, iterations=5)
@@ -292,16 +310,19 @@ def test_the_verdict_names_the_lower_run_and_doubts_what_noise_could_do(tmp_path
     assert verdict(command.runs_in([str(tmp_path)])).headline == f"{words}(more than noise)."
     crafted(tmp_path / "star", topology={"name": "star"}, iterations=6)
     found = verdict(command.runs_in([str(tmp_path)]))
-    assert found.headline.startswith("A star II has the lowest weighted gradient norm, 0.7143: 30.3% below A ring II")
+    assert found.headline.startswith(
+        "A star II, iterations 6 has the lowest weighted gradient norm, 0.7143: 30.3% below A ring II, "
+    )
     shutil.rmtree(tmp_path / "star")
     (clear / "metrics.jsonl").write_text((tmp_path / "I" / "metrics.jsonl").read_text().replace("2.1", "2.05"))
     assert "within the noise" in verdict(command.runs_in([str(tmp_path)])).headline
 
 
-def test_the_verdict_counts_seeds() -> None:
-    found = verdict(made_up.runs(seeds=3, topologies=["ring"]))
-    assert found.headline.endswith("on ring (in 3 of 3 seeds).")
-    assert "the spread over 3 seeds" in found.details[0]
+def test_a_run_without_config_differs_in_one_thing_not_in_all(tmp_path: Path) -> None:
+    known, unknown = read(crafted(tmp_path / "r")), read(crafted(tmp_path / "s"))
+    unknown.config = {}
+    assert differing([choices(known), choices(unknown)]) == [*NAMED, "settings"]
+    assert differing([choices(unknown), choices(unknown)]) == []
 
 
 @pytest.mark.heavy

@@ -164,6 +164,8 @@ function follow(plot, view) {
   };
 }
 
+const ENDS_TOLD = 6; // highest and lowest values, where there are too many lines to tell all
+
 function showValues(view, at) {
   const { x, y, tip, cursor, metric, margin, width, height } = view;
   const found = view.shown.map((run) => ({ run, value: valueAt(run, metric.name, at) }));
@@ -175,8 +177,11 @@ function showValues(view, at) {
     })),
   );
   cursor.setAttribute("visibility", "visible");
-  const rows = found.map(({ run, value }) => make("tr", {},
-    make("td", {}, swatch(run)), make("td", {}, run.name), make("td", {}, words(value, metric.unit) + (run.seeds > 1 ? ` (${run.seeds} seeds)` : ""))));
+  const row = ({ run, value }) => make("tr", {},
+    make("td", {}, swatch(run)), make("td", {}, run.name), make("td", {}, words(value, metric.unit) + (run.seeds > 1 ? ` (${run.seeds} seeds)` : "")));
+  const many = found.length > 2 * ENDS_TOLD ? found.filter(({ value }) => isNumber(value)) : [], between = many.length - 2 * ENDS_TOLD;
+  const rows = between > 0 ? [...many.slice(0, ENDS_TOLD).map(row),
+    make("tr", {}, make("td", { colspan: 3 }, `${between} between`)), ...many.slice(-ENDS_TOLD).map(row)] : found.map(row);
   tip.replaceChildren(make("b", {}, `iteration ${at}`), make("table", {}, make("tbody", {}, ...rows)));
   tip.hidden = false;
   const place = x(at) / width * tip.parentElement.clientWidth, room = tip.offsetWidth + 14;

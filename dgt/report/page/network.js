@@ -129,7 +129,7 @@ function drawRow({ run, network, values, metric, state, choose }) {
         make("span", { "data-weight": weight }, weight.toFixed(4)),
       ])),
     );
-    if (shown.length < own.length + others.length) parts.push(make("p", { class: "hint" }, `and ${others.length - MOST_BARS} more neighbours with smaller weights`));
+    if (shown.length < own.length + others.length) parts.push(make("p", { class: "hint" }, `and ${others.length - MOST_BARS} more neighbours, none with a larger weight`));
   }
   byId("row").replaceChildren(...parts);
 }

@@ -12,10 +12,15 @@ function drawNodes(data, state, choose) {
   shown.sort((a, b) => (b.name === "lambda") - (a.name === "lambda"));
   byId("bars").replaceChildren(...shown.map((metric) => {
     const values = valuesOf(moment, metric.name), found = range(values);
-    const said = make("p", {}, found ? `${words(found[0], metric.unit)} to ${words(found[1], metric.unit)}` : "not measured");
-    const tell = (i) => { said.textContent = i === null ? "" : `node ${network.names[i]}: ${words(values[i], metric.unit)}, lambda ${words(network.weights[i])}`; };
+    const said = make("p", {}), chosen = network.names.indexOf(state.node);
+    const tell = (i) => {
+      said.textContent = !found ? "not measured" : `${words(found[0], metric.unit)} to ${words(found[1], metric.unit)}`
+        + (i < 0 ? "" : `; node ${network.names[i]}: ${words(values[i], metric.unit)}`);
+    };
+    tell(chosen);
     const picture = many ? dots(network.weights, values, network.names, state.node, choose, panelWidth(), 210)
       : bars(values, network.names, state.node, choose, tell);
+    picture.addEventListener("pointerleave", () => tell(chosen));
     return make("div", { "data-metric": metric.name }, make("h3", {}, titled(metric)), said, picture);
   }));
 }

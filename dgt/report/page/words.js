@@ -69,8 +69,9 @@ function tellEnvironment(data) {
     const cells = same ? [make("td", { colspan: values.length }, values[0])] : values.map((value) => make("td", {}, value));
     return make("tr", {}, make("td", { class: "key" }, key), ...cells);
   });
-  const commands = data.runs.filter((run) => run.environment.command).flatMap((run) => [
-    make("dt", {}, several ? run.name : "command"), make("dd", { class: "command" }, run.environment.command)]);
+  const begun = data.runs.filter((run) => run.environment.command), alike = new Set(begun.map((run) => run.environment.command)).size === 1;
+  const commands = (alike ? begun.slice(0, 1) : begun).flatMap((run) => [
+    make("dt", {}, alike ? "command" : run.name), make("dd", { class: "command" }, run.environment.command)]);
   byId("where").replaceChildren(
     keys.length ? table(["", ...(several ? data.runs.map((run) => run.name) : [""])], rows) : make("p", { class: "empty" }, "No environment was written down."),
     make("dl", { class: "commands" }, ...commands));
