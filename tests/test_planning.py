@@ -192,6 +192,7 @@ def test_a_shell_reads_the_words_as_they_are_meant() -> None:
     line = next(line for line in report.text(answer).splitlines() if line.startswith("dgt train"))
     assert shlex.split(line)[2:] == answer["overrides"]
     assert compose(shlex.split(line)[2:]).weights.values == [1.0, 2.0, 3.0]
+    assert shlex.split(report.text(answer, "my plans"))[-4:] == ["train", "--config-dir", "my plans", "experiment=plan"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
