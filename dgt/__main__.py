@@ -10,6 +10,7 @@ import sys
 from dgt import forkserver, signals, world
 
 STARTS_RANKS = ("train", "compare", "bench", "run", "doctor")
+IN_ONE_PROCESS = ("simulate", "plan", "gaps")
 
 
 def main() -> None:
@@ -25,6 +26,8 @@ def main() -> None:
 def _run() -> None:
     world.die_with_torchrun()
     signals.say_when_ended(speaks=not world.is_other_rank(), tidy_up=forkserver.stop)
+    if len(sys.argv) > 1 and sys.argv[1] in IN_ONE_PROCESS:
+        world.one_thread()
     wanted = len(sys.argv) > 1 and sys.argv[1] in STARTS_RANKS and not {"-h", "--help"} & set(sys.argv)
     if wanted and world.starts_ranks():
         try:

@@ -2,6 +2,7 @@
 
     dgt plan weights=A                                        # the usual graphs, both strategies
     dgt plan weights=A topology=ring,tailored budget.degree=6 parameters=11000000 bandwidth=1.2 latency=50 compute=100
+    dgt plan weights=A topology=file topology.path=one.txt,two.txt
 
 The mathematics is in `network/plan.py`, the candidates are in `training/plan.py`, the words in `report/plan.py`.
 """
@@ -55,22 +56,23 @@ def plan(overrides: Sequence[str]) -> Plan:
     """What these overrides ask for."""
     settings, rest = split(overrides)
     configs, named = candidates(rest)
-    weights, _ = network_of(configs[0], Placement("alone"), as_drawn=True)
+    first = next(iter(configs.values()))
+    weights, _ = network_of(first, Placement("alone"), as_drawn=True)
     if weights.size == 1:
         raise ConfigError("dgt plan: a network of one node has nothing to choose")
-    bytes_per_neighbour = 2 * model_numbers(configs[0], settings) * width_of(configs[0])
+    bytes_per_neighbour = 2 * model_numbers(first, settings) * width_of(first)
     if settings.measure:
-        talk = doctor.measured(configs[0].transport)
+        talk = doctor.measured(first.transport)
         settings = dataclasses.replace(settings, measure=False, latency=talk.microseconds, bandwidth=talk.gigabytes)
     graphs, left_out = affordable(configs, settings.budget, bytes_per_neighbour, named)
-    strategies = [configs[0].strategy.name] if _chosen(rest, "strategy") else STRATEGIES
-    quadratic = quadratic_of(configs[0], int(weights.size))
-    cells = [(config, graph, name) for config, graph in graphs for name in strategies]
+    strategies = [first.strategy.name] if _chosen(rest, "strategy") else STRATEGIES
+    quadratic = quadratic_of(first, int(weights.size))
+    cells = [(label, *graph, name) for label, graph in graphs.items() for name in strategies]
     progress = Progress(len(cells), "plan", speaks=weights.size > QUICK_NODES, lines=1, unit="candidate")
     rows = []
-    for number, (config, graph, name) in enumerate(cells, start=1):
+    for number, (label, config, graph, name) in enumerate(cells, start=1):
         config = dataclasses.replace(config, strategy=dataclasses.replace(config.strategy, name=name))
-        rows.append(examine(config, graph, weights, quadratic, settings, bytes_per_neighbour))
+        rows.append(examine(label, config, graph, weights, quadratic, settings, bytes_per_neighbour))
         progress.update(number, {})
     progress.close()
     return decided(rows, settings, weights, left_out, quadratic)
@@ -100,8 +102,11 @@ def split(overrides: Sequence[str]) -> tuple[PlanConfig, list[str]]:
     return build(PlanConfig, own, ""), rest
 
 
-def candidates(overrides: Sequence[str]) -> tuple[list[Config], bool]:
-    """One config per graph, and whether the user named the graphs; settings of a graph go to those that have them."""
+def candidates(overrides: Sequence[str]) -> tuple[dict[str, Config], bool]:
+    """A config for every graph by its name in the table, and whether the user named the graphs.
+
+    Settings of a graph go to those that have them; several values of one make several graphs.
+    """
     graph_settings = [word for word in overrides if word.startswith("topology.")]
     rest = [word for word in overrides if word not in graph_settings]
     for item in composing.parse(rest):
@@ -110,15 +115,18 @@ def candidates(overrides: Sequence[str]) -> tuple[list[Config], bool]:
     named = _chosen(rest, "topology")
     runs = composing.expand(rest if named else [*rest, f"topology={','.join(CANDIDATES)}"])
     taken: set[str] = set()
-    configs = []
+    configs: dict[str, Config] = {}
     for run in runs:
         fitting = [word for word in graph_settings if _belongs(word, run)]
         taken.update(fitting)
-        configs.append(composing.compose([*run, *fitting]))
+        for chosen in composing.expand(fitting):
+            config = composing.compose([*run, *chosen])
+            varied = [word.removeprefix("topology.") for word in chosen if word not in fitting]
+            configs[" ".join([config.topology.name, *varied])] = config
     for word in graph_settings:
         if word not in taken:
-            composing.compose([*runs[-1], word])  # says what is wrong with it
-    for config in configs:
+            composing.compose([*runs[-1], *composing.expand([word])[0]])  # says what is wrong with it
+    for config in configs.values():
         check(config)
     return configs, named
 

@@ -324,9 +324,16 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgt"
 
 
+def one_thread() -> None:
+    """For linear algebra, unless the user says otherwise; counts if nobody has imported numpy yet.
+
+    Threads do not speed up small or sparse matrices, and on a busy machine they wait for each other: 16 times as long.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 def prepare_children() -> None:
     """Environment that ranks started from this process inherit."""
-    # more threads than cores make every rank slower, by 4 to 7 times when measured
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    one_thread()  # more threads than cores make every rank slower, by 4 to 7 times when measured
     # ranks meet through a file; no shared TCP store, which listens on every interface
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -102,6 +102,18 @@ def test_settings_of_a_graph_go_to_the_graphs_that_have_them() -> None:
     assert {row["topology"]: row["mean_degree"] for row in answer["rows"]} == {"ring": 2.0, "tailored": 6.0}
 
 
+def test_several_values_of_a_graphs_setting_are_several_graphs(tmp_path: Path) -> None:
+    (tmp_path / "path.txt").write_text("0 1\n1 2\n2 3\n")
+    (tmp_path / "ring.txt").write_text("0 1\n1 2\n2 3\n3 0\n")
+    files = [tmp_path / "path.txt", tmp_path / "ring.txt"]
+    answer = planned("weights=[1,2,3,4]", "topology=file,star", f"topology.path={files[0]},{files[1]}")
+    names = [*(f"file path={file}" for file in files), "star"]
+    assert sorted(row["topology"] for row in answer["rows"]) == sorted(2 * names)
+    assert sorted(choice["topology"] for choice in answer["choices"]) == sorted(names)
+    assert answer["recommendation"]["topology"] == names[1]
+    assert compose(answer["overrides"]).topology.path == str(files[1])
+
+
 def test_a_strategy_that_is_given_is_taken() -> None:
     answer = planned("weights=A", "strategy=I", "topology=ring,grid")
     assert [row["strategy"] for row in answer["rows"]] == ["I", "I"]
@@ -128,6 +140,9 @@ def test_other_problems_are_planned_on_least_squares() -> None:
         (["accuracy=2"], "accuracy=2.0: must be above 0 and below 1"),
         (["bandwidth=-1"], "bandwidth=-1.0: must be above 0"),
         (["bandwidth=1", "measure=true"], "measure=true: bandwidth=1 is given"),
+        (["latency=50", "measure=true"], "measure=true: latency=50 is given"),
+        (["latency=50"], "latency=50: times need bandwidth=GB/s too, or measure=true"),
+        (["topology.radius=0.5,0.6"], "topology.radius: .* no such key"),
         (["parameters=many"], "parameters=many: must be a whole number"),
         (["lr=5"], r"lr=5: too large for every graph and strategy here; at most 0.\d+ \(Strategy II on "),
         (["lr=0.01,0.02"], "lr: dgt plan varies topology; give one lr"),
@@ -177,6 +192,7 @@ def test_a_shell_reads_the_words_as_they_are_meant() -> None:
     line = next(line for line in report.text(answer).splitlines() if line.startswith("dgt train"))
     assert shlex.split(line)[2:] == answer["overrides"]
     assert compose(shlex.split(line)[2:]).weights.values == [1.0, 2.0, 3.0]
+    assert shlex.split(report.text(answer, "my plans"))[-4:] == ["train", "--config-dir", "my plans", "experiment=plan"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dgt import world
 from dgt.checks import ConfigError
 from dgt.placement import (
     Placement,
@@ -203,3 +204,12 @@ def test_a_host_and_port_of_the_users_count() -> None:
     assert slurm_rendezvous({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "4711"}) == ("head", 4711)
     with pytest.raises(ConfigError, match="MASTER_PORT=http: a number"):
         slurm_rendezvous({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "http"})
+
+
+def test_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    world.one_thread()
+    assert world.variables("OMP_NUM_THREADS") == {"OMP_NUM_THREADS": "1"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    world.one_thread()
+    assert world.variables("OMP_NUM_THREADS") == {"OMP_NUM_THREADS": "8"}

@@ -259,7 +259,7 @@ def contraction(system: System, curvature: Array, lr: float) -> float:
     """
     n = curvature.size
     if n > EXACT_NODES:
-        return float(_growth(system, curvature, np.array([lr]), 4 * GROWTH_STEPS)[0])
+        return float(_growth(system, curvature[:, None], np.array([lr]), 4 * GROWTH_STEPS)[0])
     W, GH = system.W.toarray(), (system.plan.gradient_scale * curvature)[:, None]
     M = np.block([[W, -lr * W], [GH * (W - np.eye(n)), W - lr * GH * W]])
     # shifts the eigenvalue 1 of the invariant direction, right (1, 0) and left l, to 0
@@ -268,31 +268,43 @@ def contraction(system: System, curvature: Array, lr: float) -> float:
     return float(np.abs(np.linalg.eigvals(M)).max())
 
 
-def largest_stable_step(system: System, curvature: Array) -> float:
-    """Up to which step size M contracts, to about one percent, from below; `curvature` is one draw, [nodes]."""
+def largest_stable_step(system: System, curvature: Array) -> tuple[float, int]:
+    """Up to which step size M contracts for all draws, [nodes, draws], to about one percent; and the draw it is for."""
+    draws = curvature.shape[1]
+    step, hardest = _stable_step(system, curvature[:, 0]), 0
+    for _ in range(draws - 1):
+        growth = _growth(system, curvature, np.full(draws, step), GROWTH_STEPS)
+        if growth.max() < 1:
+            break
+        hardest = int(np.argmax(growth))
+        step = min(step, _stable_step(system, curvature[:, hardest]))
+    return step, hardest
+
+
+def _stable_step(system: System, curvature: Array) -> float:
+    """Of one draw, [nodes], from below."""
+    columns = curvature[:, None]
     pulls = system.plan.gradient_scale * curvature
     low, high = 0.1 / float(pulls.max()), 4.0 / float(system.plan.average_weights @ pulls)  # the average needs 2
     for tried in STEPS_TRIED:
         steps = np.geomspace(low, high, tried)
-        stable = _growth(system, curvature, steps, GROWTH_STEPS) < 1
+        stable = _growth(system, columns, steps, GROWTH_STEPS) < 1
         first = int(np.argmin(stable))
         low, high = (steps[first - 1], steps[first]) if first else (0.1 * low, low)
     return 0.99 * float(low)
 
 
 def _growth(system: System, curvature: Array, lr: Array, steps: int) -> Array:
-    """(|r_steps| / |r_steps/2|)^(2/steps) under M^T, for several step sizes at once."""
-    columns = np.repeat(curvature[:, None], lr.size, axis=1)
-    random = np.random.default_rng(0).standard_normal((2, curvature.size, 1))
+    """(|r_steps| / |r_steps/2|)^(2/steps) under M^T, for several step sizes at once, of one draw or a draw each."""
+    columns = np.broadcast_to(curvature, (len(curvature), lr.size))
+    random = np.random.default_rng(0).standard_normal((2, len(curvature), 1))
     p, s = (np.repeat(half, lr.size, axis=1) for half in random)
     left = system.invariant(columns)
-    half = np.ones(lr.size)
-    with np.errstate(all="ignore"):
-        for t in range(steps):
-            share = p.sum(0) / left[0].sum(0)  # rounding brings it back
-            p, s = p - share * left[0], s - share * left[1]
-            if t == steps // 2:
-                half = np.sqrt((p**2).sum(0) + (s**2).sum(0))
-            p, s = system.back(p, s, columns, lr)
-        rate = (np.sqrt((p**2).sum(0) + (s**2).sum(0)) / half) ** (1 / (steps - steps // 2))
-    return np.where(np.isfinite(rate), rate, np.inf)
+    grown = np.zeros(lr.size)
+    for t in range(steps + 1):
+        share = p.sum(0) / left[0].sum(0)  # rounding brings it back
+        p, s = p - share * left[0], s - share * left[1]
+        length = np.sqrt((p**2).sum(0) + (s**2).sum(0))
+        grown += np.log(length) if t > steps // 2 else 0.0
+        p, s = system.back(p / length, s / length, columns, lr)  # of length one: else quick graphs underflow to nothing
+    return np.exp(grown / (steps - steps // 2))

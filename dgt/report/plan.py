@@ -19,7 +19,7 @@ def text(found: Mapping[str, Any], written: str | None = None) -> str:
     lines += [*_step_words(found), *_assumptions(found), ""]
     lines += ["dgt train " + shlex.join(found["overrides"])]
     if written is not None:
-        lines += [f"dgt train --config-dir {written} experiment=plan"]
+        lines += [f"dgt train --config-dir {shlex.quote(written)} experiment=plan"]
     else:
         lines += ["", "the same as a file, FOLDER/experiment/plan.yaml (write=FOLDER writes it):"]
         lines += [f"  {line}" for line in found["fragment"].splitlines()]

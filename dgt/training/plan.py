@@ -6,7 +6,7 @@ The mathematics is in `network/plan.py`; overrides become candidates in `dgt/pla
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -72,14 +72,20 @@ class PlanConfig:
             check_range("parameters", self.parameters, 1)
         if self.bandwidth is not None:
             check_range("bandwidth", self.bandwidth, 0, open_low=True)
-            if self.measure:
-                raise ConfigError(f"measure=true: bandwidth={self.bandwidth:g} is given; leave one of them out")
+        stated = {key: value for key in ("bandwidth", "latency", "compute") if (value := getattr(self, key))}
+        for key, value in stated.items():
+            if self.measure and key != "compute":
+                raise ConfigError(f"measure=true: {key}={value:g} is given; leave one of them out")
+            if not self.measure and self.bandwidth is None:
+                raise ConfigError(f"{key}={value:g}: times need bandwidth=GB/s too, or measure=true")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """One strategy on one graph."""
 
+    topology: str
+    """The graph's name among the candidates."""
     config: Config
     degree: int
     """Of the node with most neighbours."""
@@ -100,10 +106,6 @@ class Row:
     @property
     def strategy(self) -> str:
         return self.config.strategy.name
-
-    @property
-    def topology(self) -> str:
-        return self.config.topology.name
 
     @property
     def error(self) -> float:
@@ -153,16 +155,15 @@ class Plan:
 
 
 def affordable(
-    configs: Sequence[Config], budget: BudgetConfig, bytes_per_neighbour: int, named: bool
-) -> tuple[list[tuple[Config, nx.Graph]], dict[str, str]]:
+    configs: Mapping[str, Config], budget: BudgetConfig, bytes_per_neighbour: int, named: bool
+) -> tuple[dict[str, tuple[Config, nx.Graph]], dict[str, str]]:
     """The graphs within the budget, and why others are not among them; tailored ones are made to fit."""
     most = float("inf") if budget.degree is None else float(budget.degree)
     if budget.bytes is not None:
         most = min(most, budget.bytes // bytes_per_neighbour)
-    found: list[tuple[Config, nx.Graph]] = []
+    found: dict[str, tuple[Config, nx.Graph]] = {}
     left_out: dict[str, str] = {}
-    for config in configs:
-        name = config.topology.name
+    for name, config in configs.items():
         try:
             config, graph = _fitted(config, most)
         except ConfigError as error:
@@ -170,13 +171,13 @@ def affordable(
                 raise
             left_out[name] = str(error)
             continue
-        same = next((c.topology.name for c, other in found if nx.utils.graphs_equal(other, graph)), None)
+        same = next((label for label, (_, other) in found.items() if nx.utils.graphs_equal(other, graph)), None)
         if _largest_degree(graph) > most:
             left_out[name] = f"{_largest_degree(graph)} neighbours, {most:.0f} allowed"
         elif same is not None and not named:
             left_out[name] = f"the same graph as {same}"
         else:
-            found.append((config, graph))
+            found[name] = config, graph
     if not found:
         why = "; ".join(f"{name}: {words}" for name, words in left_out.items())
         what = "budget.bytes" if budget.degree is None or most < budget.degree else "budget.degree"
@@ -238,6 +239,7 @@ def step_of(config: Config) -> float:
 
 
 def examine(
+    label: str,
     config: Config,
     graph: nx.Graph,
     weights: Weights,
@@ -254,8 +256,8 @@ def examine(
     )  # fmt: skip
     times = [t for t in range(config.iterations + 1) if evaluated_at(t, config)]
     prediction = planner.predict(system, weights, quadratic, step_of(config), times)
-    hardest = quadratic.curvature[:, int(np.argmax(prediction.errors))]  # the draw that comes to diverge first
-    rate = planner.contraction(system, hardest, step_of(config))
+    stable, hardest = planner.largest_stable_step(system, quadratic.curvature)
+    rate = planner.contraction(system, quadratic.curvature[:, hardest], step_of(config))
     if rate < 1:
         rate = planner.contraction(system, quadratic.curvature[:, 0], step_of(config))  # the same for all rows
         if weights.size > planner.EXACT_NODES:
@@ -267,13 +269,14 @@ def examine(
         overlaps = config.overlap and bytes_per_neighbour > ONE_MESSAGE
         seconds = planner.iteration_seconds(1e-3 * settings.compute, 1e-6 * settings.latency, sending, overlaps)
     return Row(
+        topology=label,
         config=config,
         degree=degree,
         mean_degree=mean_degree,
         gap=spectrum.gap,
         contraction=rate,
         lr_proved=theory.step_limit(on, smoothness(_stand_in(config))),
-        lr_stable=planner.largest_stable_step(system, hardest),
+        lr_stable=stable,
         bytes=degree * bytes_per_neighbour,
         mean_bytes=mean_degree * bytes_per_neighbour,
         prediction=prediction,

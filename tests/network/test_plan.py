@@ -119,10 +119,21 @@ def test_contraction_of_equal_curvatures_is_that_of_the_eigenvalues(monkeypatch:
 @pytest.mark.parametrize("name", ["I", "II"])
 @pytest.mark.parametrize("topology", ["ring", "star", "complete"])
 def test_the_largest_stable_step_is_on_the_edge(name: str, topology: str) -> None:
+    """Of the draw that is first to diverge."""
     system = System.of(getattr(graphs, topology)(7), WEIGHTS, name, 0.3)
-    curvature = drawn(7, 0.0, range(1))[1].curvature[:, 0]
-    step = plan.largest_stable_step(system, curvature)
-    assert plan.contraction(system, curvature, step) < 1 < plan.contraction(system, curvature, 1.03 * step)
+    curvature = drawn(7, 0.0, range(8))[1].curvature
+    step, hardest = plan.largest_stable_step(system, curvature)
+    rates, beyond = ([plan.contraction(system, draw, lr) for draw in curvature.T] for lr in (step, 1.03 * step))
+    assert max(rates) < 1 < beyond[hardest]
+
+
+def test_graphs_that_contract_to_nothing_are_not_taken_to_diverge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vector that halves in every step was too short to be squared after 600 of them."""
+    system, curvature = System.of(graphs.complete(12), weights.uniform(12), "II", 0.1), np.linspace(8, 9, 12)
+    expected = plan.contraction(system, curvature, 0.06)
+    assert expected < 0.5
+    monkeypatch.setattr(plan, "EXACT_NODES", 4)  # as on larger networks
+    assert plan.contraction(system, curvature, 0.06) == pytest.approx(expected, rel=1e-3)
 
 
 def test_diverging_runs_are_infinite_and_lose() -> None:
