@@ -113,13 +113,13 @@ def test_directories_of_somebody_else_are_passed_over() -> None:
 @contextlib.contextmanager
 def nobody() -> Iterator[None]:
     """Root may read everything: be somebody who may not."""
-    own = os.geteuid()
-    if own == 0:
-        os.seteuid(65534)
+    own = os.getresuid()
+    if 0 in own:
+        os.setresuid(65534, 65534, 0)
     try:
         yield
     finally:
-        os.seteuid(own)
+        os.setresuid(*own)
 
 
 def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
