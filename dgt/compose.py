@@ -69,7 +69,7 @@ def compose(overrides: Sequence[str]) -> Config:
     parsed = parse(overrides)
     swept = next((item for item in parsed if item.is_sweep_override()), None)
     if swept is not None:
-        raise ConfigError(f"{swept.input_line}: several values make a sweep; add -m")
+        raise ConfigError(f"{swept.input_line}: several values make a sweep; give one, or use dgt train -m")
     choices = groups(search)
     chosen = [str(item.input_line) for item in parsed if item.key_or_group in choices]
     known = _compose(chosen, search)

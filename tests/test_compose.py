@@ -80,7 +80,7 @@ def test_sweeps_expand_to_the_product() -> None:
         (["problem.nosie=0"], "did you mean problem.noise"),
         (["lr=abc"], "lr=abc: must be a number"),
         (["ring"], "ring: overrides look like key=value"),
-        (["lr=0.1,0.2"], "add -m"),
+        (["lr=0.1,0.2"], "lr=0.1,0.2: .* give one, or use dgt train -m"),
         (["weights=[1,x]"], "weights.values=x: must be a number"),
         (["nodes=3", "lr={"], "^lr={: cannot read"),
         (["topology.name=star"], "topology.name=star: choose with topology=NAME; did you mean star"),

@@ -207,7 +207,8 @@ def _panel(panel: Axes, curves: Mapping[str, Curve], measure: Measure, styles: M
     """The mean of every line with its band."""
     for number, (name, measured) in enumerate(curves.items()):
         # where two lines coincide the first, which is dashed, lies on top and lets the other show through
-        panel.plot(measured.iterations, measured.values.mean(1), zorder=3 - 0.01 * number, **styles[name])
+        dot = "o" if len(measured.iterations) == 1 else None  # a line through one point is none
+        panel.plot(measured.iterations, measured.values.mean(1), zorder=3 - 0.01 * number, marker=dot, **styles[name])
         if measured.values.shape[1] > 1:
             low, high = np.percentile(measured.values, BAND, axis=1)
             panel.fill_between(measured.iterations, low, high, color=styles[name]["color"], alpha=0.18, linewidth=0)

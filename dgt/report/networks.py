@@ -1,4 +1,4 @@
-"""The network a run was on, from its files: how many nodes, which weights, which graph."""
+"""The network a run was on, from its files: how many nodes, which weights, which graph, who mixes with whom."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 from dgt.checks import build
 from dgt.config import TopologyConfig, WeightsConfig
 from dgt.network import graphs, weights
+from dgt.network.mixing import mixing_matrix, strategy
+from dgt.network.record import network_record
 from dgt.network.weights import Weights
-from dgt.report.runs import Run
+from dgt.report.runs import Record, Run
 
 
 def nodes_of(run: Run) -> int | None:
@@ -51,4 +53,16 @@ def graph_of(run: Run) -> tuple[Weights, nx.Graph] | None:
     try:
         return found, graphs.from_config(build(TopologyConfig, section, "topology."), found)
     except (ValueError, TypeError):
+        return None
+
+
+def record_of(run: Run, most: int) -> Record | None:
+    """The network as config.yaml names it, in the form of network.json; None if not known, or larger than that."""
+    if (nodes_of(run) or most) > most or (found := graph_of(run)) is None:
+        return None
+    own, graph = found
+    try:
+        mixing_weights = strategy(run.choice("strategy"), own).mixing_weights
+        return network_record(0, own, mixing_matrix(graph, mixing_weights, float(run.config["laziness"])))
+    except (KeyError, ValueError, TypeError):
         return None

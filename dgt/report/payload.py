@@ -13,6 +13,7 @@ from dgt.report import verdict as verdicts
 from dgt.report.groups import choices, differing, varying
 from dgt.report.layout import positions
 from dgt.report.measures import BY_METRIC, main
+from dgt.report.networks import record_of
 from dgt.report.runs import FINISHED, GOING_ON, METRICS, SILENT, Record, Run, is_number
 
 CURVE_NUMBERS = 60_000  # in all curves together
@@ -123,10 +124,12 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
     """One line of the curves; of several seeds their mean and spread, and the network of the first."""
     run = runs[0]
     notes = list(dict.fromkeys(note for one in runs for note in one.notes))
-    networks = [_network(network, run.choice("topology"), notes) for network in run.networks]
+    recorded = run.networks or [one for one in [record_of(run, DRAWN)] if one is not None]
+    networks = [_network(network, run.choice("topology"), notes) for network in recorded]
     _stay_in_place(networks)
-    if not networks and (run.path / METRICS).exists():
-        notes.append("no network.json: the graph and the mixing rows are not known")
+    if not run.networks and (run.path / METRICS).exists():  # a comparison has none
+        known = "are those that its config names" if networks else "are not known"
+        notes.append(f"no network.json: the graph and the mixing rows {known}")
     nodes = _nodes(run, numbers, notes)
     curves = _curves(runs, points, notes)
     reason = run.reason
@@ -154,7 +157,7 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
             for note in run.failures
         ],
         "trace": reason.traceback if reason is not None else "",
-        "ended": run.state not in (GOING_ON, SILENT),
+        "ended": run.state not in (GOING_ON, METRICS, SILENT),
     }
 
 

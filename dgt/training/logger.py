@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from dgt.checks import ConfigError, TrainingError
 from dgt.config import Config
+from dgt.network.record import network_record, recorded_nodes
 from dgt.network.weights import Weights
 from dgt.training.metrics import Metrics, NodeMetrics
-from dgt.training.recording import network_record, recorded_nodes
 
 ORDER = (
     "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "average_test_loss", "consensus",

@@ -7,17 +7,13 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 import scipy.sparse
 import torch
 
 from dgt.config import Config
 from dgt.exchange.network import Network
-from dgt.network.weights import Weights
 from dgt.node import Node
 from dgt.world import host_number
-
-MOST_NODES = 2000  # of larger networks a sample is recorded, of all weights alike, and no edges
 
 
 def mixing_matrix_of(network: Network) -> scipy.sparse.csr_array | None:
@@ -27,42 +23,6 @@ def mixing_matrix_of(network: Network) -> scipy.sparse.csr_array | None:
     row[list(network.row.neighbours)] = torch.tensor(list(network.row.neighbours.values()), dtype=torch.float64)
     rows = network.node.collect(row)
     return None if rows is None else scipy.sparse.csr_array(rows.numpy())
-
-
-def network_record(
-    iteration: int, weights: Weights, W: scipy.sparse.csr_array, members: list[int] | None = None
-) -> dict[str, Any]:
-    """The network from this iteration on, as plain values; nodes are counted 0, 1, 2, ... unless `members` names them.
-
-    Node i's neighbours are those with W_ij > 0, and `mixing[i]` is its row {j: W_ij}.
-    """
-    n, W = int(weights.size), scipy.sparse.csr_array(W)
-    off_diagonal = scipy.sparse.csr_array(W - scipy.sparse.diags_array(W.diagonal()))
-    off_diagonal.eliminate_zeros()
-    shown = recorded_nodes(weights)
-    record: dict[str, Any] = {
-        "iteration": iteration,
-        "size": n,
-        "nodes": [int(i) if members is None else members[i] for i in shown],
-        "weights": weights[shown].tolist(),
-        "degrees": np.diff(off_diagonal.indptr)[shown].tolist(),
-    }
-    if n <= MOST_NODES:
-        upper = scipy.sparse.triu(off_diagonal, k=1).tocoo()
-        record["edges"] = sorted([int(i), int(j)] for i, j in zip(upper.row, upper.col, strict=True))
-        record["mixing"] = [
-            dict(sorted({int(j): float(w) for j, w in zip(W.indices[a:b], W.data[a:b], strict=True)}.items()))
-            for a, b in zip(W.indptr, W.indptr[1:], strict=False)
-        ]
-    return record
-
-
-def recorded_nodes(weights: Weights) -> np.ndarray:
-    """All nodes; of a large network a sample from the lightest to the heaviest, in the order of their numbers."""
-    if weights.size <= MOST_NODES:
-        return np.arange(weights.size)
-    places = np.linspace(0, weights.size - 1, MOST_NODES).round().astype(np.int64)
-    return np.sort(np.argsort(weights, kind="stable")[places])
 
 
 def environment(node: Node, config: Config) -> dict[str, Any] | None:

@@ -118,6 +118,12 @@ def test_divergence_is_told_once_and_keeps_what_was_measured(tmp_path: Path, dgt
     assert metrics(tmp_path / "r")[0]["iteration"] == 0
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    line = f"set -o pipefail; {' '.join(DGT)} gaps --json | true"
+    done = command(["bash", "-c", line], tmp_path)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def start_sixteen(tmp_path: Path) -> tuple[subprocess.Popen[str], set[int]]:
     process = start_long_run(tmp_path / "long", "weights=A")
     pids = descendants(process.pid)

@@ -13,12 +13,12 @@ import pytest
 
 from dgt.config import Config
 from dgt.launch import JoinOptions, start_ranks
+from dgt.network.record import MOST_NODES
 from dgt.node import Node
 from dgt.report import command, html
 from dgt.report.payload import DRAWN, payload
 from dgt.report.runs import Run, read
 from dgt.training.metrics import evaluate
-from dgt.training.recording import MOST_NODES
 from dgt.training.session import Session
 from dgt.training.setup import network_of
 from tests.distributed.runs import configured, train

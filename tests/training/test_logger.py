@@ -13,8 +13,8 @@ import scipy.sparse
 
 from dgt.config import Config
 from dgt.network.mixing import mixing_matrix
+from dgt.network.record import MOST_NODES, network_record
 from dgt.training.logger import RunLogger, records_until
-from dgt.training.recording import MOST_NODES, network_record
 
 
 class FullNowAndThen:
