@@ -7,7 +7,7 @@ function drawNodes(data, state, choose) {
   byId("nodes").hidden = !network;
   if (!network) return;
   const many = network.names.length > MOST_NODE_BARS;
-  byId("nodes-words").textContent = `${data.runs.length > 1 ? `${run.name}, ` : ""}iteration ${moment.at}, ${many ? "each dot a node over its weight lambda" : "by node number"}`;
+  byId("nodes-words").textContent = `${data.runs.length > 1 ? `${run.name}, ` : ""}${run.nodes.iterations.length ? `iteration ${moment.at}, ` : ""}${many ? "each dot a node over its weight lambda" : "by node number"}`;
   const shown = nodeMetrics(run, data).filter(({ name }) => name !== "degree" && !(many && name === "lambda"));
   shown.sort((a, b) => (b.name === "lambda") - (a.name === "lambda"));
   byId("bars").replaceChildren(...shown.map((metric) => {

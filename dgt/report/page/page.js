@@ -43,7 +43,8 @@ function drawTools() {
   slider.max = Math.max(steps.length - 1, 0);
   slider.value = moment.k;
   slider.disabled = byId("play").disabled = steps.length < 2;
-  byId("at-words").textContent = steps.length ? `${moment.at} of ${run.wanted ?? steps[steps.length - 1]}` : "not measured";
+  slider.closest(".time").hidden = !steps.length; // nodes were not measured one by one
+  byId("at-words").textContent = `${moment.at} of ${run.wanted ?? moment.at}`;
   byId("fixed").checked = state.fixed;
 }
 
