@@ -57,7 +57,7 @@ def here() -> list[Finding]:
         *versions(),
         *backends(dist.is_gloo_available(), dist.is_nccl_available(), torch.cuda.device_count()),
         *gpus([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())], world.variables("CUDA")),
-        *cores(usable_cores(), world.variables("OMP_NUM_THREADS").get("OMP_NUM_THREADS")),
+        *cores(world.usable_cores(), world.variables("OMP_NUM_THREADS").get("OMP_NUM_THREADS")),
         *interfaces(
             dict(addresses()), socket.gethostname(), _resolved(), world.variables("GLOO").get("GLOO_SOCKET_IFNAME")
         ),
@@ -286,11 +286,6 @@ def addresses() -> Iterator[tuple[str, str]]:
             with contextlib.suppress(OSError):
                 raw = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 yield name, socket.inet_ntoa(raw[20:24])
-
-
-def usable_cores() -> int:
-    """Containers and batch jobs have some of the host's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _resolved() -> str | None:

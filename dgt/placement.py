@@ -119,6 +119,16 @@ def _scontrol_node(node: str) -> str:
         ) from None
 
 
+def threads_per_rank(where: Placement, usable: int, cores: int) -> int:
+    """This rank's share of the cores that its process may use, of all there are.
+
+    Where srun has bound each task to cores of its own it has them to itself; else the ranks of a host share them.
+    """
+    if where.launcher == "srun" and usable * where.local_size <= cores:
+        return usable
+    return max(1, usable // where.local_size)
+
+
 NO_GPU = 0  # a rank on the CPU; a negative number is a MIG slice, which nccl does not connect
 
 

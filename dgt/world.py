@@ -34,6 +34,7 @@ from dgt.placement import (
     own_slice,
     refuse_missing_gpu,
     slurm_rendezvous,
+    threads_per_rank,
 )
 
 if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it is while torch is still on its way
@@ -83,7 +84,7 @@ def connect(timeout: float) -> Iterator[Node]:
 
     where = placement()
     die_with_torchrun()
-    share_cores(where.local_size)
+    share_cores(where)
     # starting many ranks may take minutes; waiting for a neighbour later should not
     patience = timedelta(seconds=max(timeout, MEETING_SECONDS))
     if where.local_size == where.size:
@@ -284,17 +285,21 @@ def _launchers_variables() -> dict[str, str]:
     return dict(os.fsdecode(word).partition("=")[::2] for word in words)
 
 
-def share_cores(ranks_here: int) -> None:
+def share_cores(where: Placement) -> None:
     """Fit the ranks of this host to its cores."""
     import torch
 
-    cores = os.cpu_count() or 1
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores // ranks_here))
-    if ranks_here > cores and hasattr(os, "sched_setscheduler"):
+        torch.set_num_threads(threads_per_rank(where, usable_cores(), os.cpu_count() or 1))
+    if where.local_size > (os.cpu_count() or 1) and hasattr(os, "sched_setscheduler"):
         # Linux: let a rank finish its slice instead of being preempted at every message that wakes another
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def usable_cores() -> int:
+    """Containers and batch jobs have some of the host's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_number() -> int:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from dgt import doctor
+from dgt import doctor, world
 from dgt.doctor import BAD, GOOD, ODD, Finding
 from dgt.exchange import shared
 from dgt.placement import Placement
@@ -62,7 +62,7 @@ def test_it_says_that_a_shell_in_a_job_of_several_nodes_uses_one() -> None:
 
 def test_cores_are_those_that_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
-    assert doctor.usable_cores() == 1
+    assert world.usable_cores() == 1
 
 
 class LittleMemory:

@@ -14,6 +14,7 @@ from dgt.placement import (
     own_slice,
     refuse_missing_gpu,
     slurm_rendezvous,
+    threads_per_rank,
 )  # fmt: skip
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -213,3 +214,21 @@ def test_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     world.one_thread()
     assert world.variables("OMP_NUM_THREADS") == {"OMP_NUM_THREADS": "8"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "usable", "cores", "threads"),
+    [
+        ("torchrun", 4, 64, 64, 16),
+        ("torchrun", 8, 8, 64, 1),  # a job's or a container's share of the host
+        ("srun", 8, 4, 64, 4),  # each task is bound to cores of its own
+        ("srun", 8, 64, 64, 8),  # none is
+        ("alone", 1, 2, 2, 2),
+        ("torchrun", 16, 2, 2, 1),
+    ],
+)
+def test_ranks_share_the_cores_that_they_may_use(
+    launcher: str, ranks: int, usable: int, cores: int, threads: int
+) -> None:
+    where = Placement(launcher, 0, ranks, 0, ranks)
+    assert threads_per_rank(where, usable, cores) == threads
