@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dgt.report import verdict as verdicts
-from dgt.report.groups import choices, differing, varying
+from dgt.report.groups import Group, choices, curve, differing, varying
 from dgt.report.layout import positions
 from dgt.report.measures import BY_METRIC, main
 from dgt.report.networks import record_of
@@ -42,10 +42,10 @@ OF_NODES = {
 def payload(runs: Sequence[Run], live: bool = False) -> Record:
     """Everything the page needs; `live` says that it is to look again for a newer version of itself."""
     kinds = entries(runs)
-    shown = kinds[:MOST_SHOWN]
+    shown = _lowest(kinds)
     metrics = list(dict.fromkeys(name for runs_ in shown for run in runs_ for name in run.metrics))
     found = verdicts.verdict(runs)
-    notes = [f"{len(kinds)} lines would not be told apart: the first {len(shown)} are shown"] * (
+    notes = [f"{len(kinds)} lines would not be told apart: the {len(shown)} lowest are shown"] * (
         len(kinds) > len(shown)
     )
     points = max(40, CURVE_NUMBERS // max(1, len(shown) * len(metrics)))
@@ -81,6 +81,17 @@ def entries(runs: Sequence[Run]) -> list[list[Run]]:
         else:
             seeds[run.choice("seed")] = run
     return [list(seeds.values()) for seeds in found.values()]
+
+
+def _lowest(kinds: list[list[Run]]) -> list[list[Run]]:
+    """As many as can be told apart, in their order: those that the verdict may name."""
+    measure = main(name for runs in kinds for run in runs for name in run.metrics)
+    late = []
+    for runs in kinds:
+        found = curve(Group({}, runs), measure.metric)
+        late.append(np.inf if found is None else np.nan_to_num(found.late(measure.late).mean(), nan=np.inf))
+    kept = np.sort(np.argsort(late, kind="stable")[:MOST_SHOWN])
+    return [kinds[k] for k in kept]
 
 
 def _names(shown: Sequence[list[Run]]) -> list[str]:
