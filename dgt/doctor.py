@@ -210,7 +210,7 @@ def talk(node: Node, pair: tuple[int, int], way: str) -> Talk:
     seconds = torch.zeros(len(SIZES) + 1, dtype=torch.float64)
     peers = [rank for rank in pair if rank != node.rank] if node.rank in pair else []
     for place, (kind, size) in enumerate(SIZES.items()):
-        outbox = Transport(node, peers, way).outbox(kind, torch.zeros(size))
+        outbox, taken = Transport(node, peers, way).outbox(kind, torch.zeros(size)), torch.zeros(size)
         node.barrier()
         since = 0.0
         for number in range(ROUNDS[kind] + WARM_UP if peers else 0):
@@ -218,7 +218,8 @@ def talk(node: Node, pair: tuple[int, int], way: str) -> Talk:
             outbox.buffer.fill_(float(number))
             pending = outbox.post(number)
             for _, theirs in pending.collect():
-                assert float(theirs[0]) == number
+                taken.copy_(theirs)  # memory that nobody reads is quick beyond belief
+                assert float(taken[-1]) == number
             pending.finish()
         if node.rank == pair[0]:
             seconds[place] = (time.perf_counter() - since) / ROUNDS[kind]
