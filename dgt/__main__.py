@@ -4,6 +4,8 @@ Commands that start ranks start the warm process that forks them first of all: i
 two processes can do it at the same time.
 """
 
+import os
+import select
 import signal
 import sys
 
@@ -17,6 +19,12 @@ def main() -> None:
     """Entry point of the console command."""
     try:
         _run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough: `dgt gaps | head -1`
+        if not _nobody_reads(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except KeyboardInterrupt:  # while torch is still being imported
         forkserver.stop()
         print("dgt: interrupted", file=sys.stderr)
@@ -39,6 +47,13 @@ def _run() -> None:
 
     signals.interrupt_as_usual()
     cli.main()
+
+
+def _nobody_reads(descriptor: int) -> bool:
+    """Whether the other end of this pipe is closed; others, as those to the ranks, may break too."""
+    look = select.poll()
+    look.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in look.poll(0))
 
 
 if __name__ == "__main__":

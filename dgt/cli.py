@@ -47,10 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if getattr(options, "config_dir", None):
             options.overrides.insert(0, composing.search_override(Path(options.config_dir)))
         options.run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has seen enough: `dgt gaps | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(128 + signal.SIGPIPE) from None
     except ConfigError as error:
         _refuse(error)
     except LaunchError as error:

@@ -168,7 +168,7 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
             for note in run.failures
         ],
         "trace": reason.traceback if reason is not None else "",
-        "ended": run.state not in (GOING_ON, METRICS, SILENT),
+        "ended": run.state not in (GOING_ON, SILENT),
     }
 
 
