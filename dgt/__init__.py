@@ -5,39 +5,54 @@ with dgt.join() as node:
     optimizer = dgt.GradientTracking(model.parameters(), lr=0.05, network=network)
 """
 
+import sys
 from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+try:
+    import fcntl  # noqa: F401
+    import resource  # noqa: F401
+except ImportError:
+    _WORDS = f"dgt runs on Linux and macOS, not on {sys.platform}; on Windows, install it inside WSL 2"
+    if sys.argv and (sys.argv[0] == "-m" or Path(sys.argv[0]).stem in ("dgt", "__main__")):  # the command: one line
+        print(f"dgt: error: {_WORDS}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise ImportError(_WORDS) from None
 
 if TYPE_CHECKING:
     from dgt.algorithms import DSGD, AllReduce, GradientTracking
-    from dgt.checks import ConfigError
     from dgt.config import Config
+    from dgt.errors import ConfigError, PeerError
     from dgt.exchange.buffers import MixedBuffers
     from dgt.exchange.network import Network
     from dgt.network import graphs, weights
-    from dgt.node import Node
-    from dgt.notices import PeerError
     from dgt.problems.base import Problem, ProblemContext
-    from dgt.training.library import Checkpoints
-    from dgt.world import join
+    from dgt.processes.even_steps import even_steps
+    from dgt.processes.join import join
+    from dgt.processes.node import Node
+    from dgt.training.checkpoints.library import Checkpoints
 
 __all__ = [
     "DSGD", "AllReduce", "Checkpoints", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node",
-    "PeerError", "Problem", "ProblemContext", "graphs", "join", "weights",
+    "PeerError", "Problem", "ProblemContext", "even_steps", "graphs", "join", "weights",
 ]  # fmt: skip
 
 # Imported at first use: torch takes seconds, and the `dgt` command has something to do meanwhile.
 _HOMES = {
     "DSGD": "dgt.algorithms", "AllReduce": "dgt.algorithms", "GradientTracking": "dgt.algorithms",
-    "ConfigError": "dgt.checks", "Config": "dgt.config", "MixedBuffers": "dgt.exchange.buffers",
+    "ConfigError": "dgt.errors", "Config": "dgt.config", "MixedBuffers": "dgt.exchange.buffers",
     "Network": "dgt.exchange.network", "graphs": "dgt.network", "weights": "dgt.network",
-    "Checkpoints": "dgt.training.library",
+    "Checkpoints": "dgt.training.checkpoints.library", "even_steps": "dgt.processes.even_steps",
     "Problem": "dgt.problems.base", "ProblemContext": "dgt.problems.base",
-    "Node": "dgt.node", "PeerError": "dgt.notices", "join": "dgt.world",
+    "Node": "dgt.processes.node", "PeerError": "dgt.errors", "join": "dgt.processes.join",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("dgt")  # pyproject.toml has it
     if name not in _HOMES:
         raise AttributeError(f"module 'dgt' has no attribute {name!r}")
     home = import_module(_HOMES[name])
@@ -45,4 +60,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])

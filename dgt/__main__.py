@@ -4,40 +4,76 @@ Commands that start ranks start the warm process that forks them first of all: i
 two processes can do it at the same time.
 """
 
+import errno
 import os
 import select
 import signal
 import sys
 
-from dgt import forkserver, signals, world
+_ctrl_c = signal.getsignal(signal.SIGINT)
+if _ctrl_c is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a KeyboardInterrupt in these imports would be a traceback
 
-STARTS_RANKS = ("train", "compare", "bench", "run", "doctor")
-IN_ONE_PROCESS = ("simulate", "plan", "gaps")
+from dgt import commands  # noqa: E402
+from dgt.commands.base import Command  # noqa: E402
+from dgt.errors import printable  # noqa: E402
+from dgt.launching import forkserver  # noqa: E402
+from dgt.processes import environment, output, process, signals  # noqa: E402
+
+signal.signal(signal.SIGINT, _ctrl_c)
+
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+IN_A_LINE = dict.fromkeys(NO_DESCRIPTORS, "; allow more: ulimit -n 1024") | {
+    errno.ENAMETOOLONG: "; names have at most 255 characters, paths 4095"
+}
 
 
 def main() -> None:
     """Entry point of the console command."""
+    closed, writes_results = output.open_missing(), False
+    if not _is_somewhere():
+        output.say("error: the current directory was removed; cd to another one")
+        raise SystemExit(2)
     try:
-        _run()
+        command = commands.find(sys.argv[1]) if len(sys.argv) > 1 else None
+        writes_results = command is not None and command.writes_results
+        output.spare_the_run(stdout=writes_results)
+        _run(command)
         sys.stdout.flush()
+        signals.leave_undisturbed()
     except BrokenPipeError:  # whoever read the output has seen enough: `dgt gaps | head -1`
         if not _nobody_reads(sys.stdout.fileno()):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.silence()
         raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        if error is output.failure():
+            output.silence()
+            output.say(f"error: standard output cannot be written ({error.strerror})")
+            raise SystemExit(1) from None
+        if error.errno not in IN_A_LINE:
+            raise
+        forkserver.stop()
+        name = printable(str(error.filename or ""))
+        words = f"{name[:60]}...: {error.strerror}" if name else error.strerror
+        output.say(f"error: {words}{IN_A_LINE[error.errno]}")
+        raise SystemExit(1 if error.errno in NO_DESCRIPTORS else 2) from None
     except KeyboardInterrupt:  # while torch is still being imported
         forkserver.stop()
         print("dgt: interrupted", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
+    if 1 in closed and not writes_results:
+        output.say("error: standard output is closed, and this command only prints")
+        raise SystemExit(1)
 
 
-def _run() -> None:
-    world.die_with_torchrun()
-    signals.say_when_ended(speaks=not world.is_other_rank(), tidy_up=forkserver.stop)
-    if len(sys.argv) > 1 and sys.argv[1] in IN_ONE_PROCESS:
-        world.one_thread()
-    wanted = len(sys.argv) > 1 and sys.argv[1] in STARTS_RANKS and not {"-h", "--help"} & set(sys.argv)
-    if wanted and world.starts_ranks():
+def _run(command: Command | None) -> None:
+    process.die_with_torchrun()
+    signals.say_when_ended(speaks=not environment.is_other_rank(), tidy_up=forkserver.end)
+    if command is not None and command.computes_alone:
+        environment.one_thread()
+    wanted = command is not None and command.starts_ranks and not {"-h", "--help"} & set(sys.argv)
+    if wanted and environment.starts_ranks():
         try:
             forkserver.start()
         except OSError as error:  # no place for temporary files, as in a container that is read-only throughout
@@ -45,8 +81,19 @@ def _run() -> None:
             raise SystemExit(1) from None
     from dgt import cli
 
+    if command is not None:
+        import dgt.launching.run  # noqa: F401  (torch: a Ctrl-C must not raise inside of its import)
     signals.interrupt_as_usual()
     cli.main()
+
+
+def _is_somewhere() -> bool:
+    """Whether this process has a current directory: without one torch's libraries cannot be loaded, and end it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _nobody_reads(descriptor: int) -> bool:

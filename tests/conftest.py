@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from dgt import forkserver, world
 from dgt.data import cifar10
+from dgt.launching import forkserver
+from dgt.processes import environment
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,16 +18,32 @@ def _warm_launcher() -> None:
     forkserver.PRELOAD.append("pytest")
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_usual() -> None:
+    # children inherit what is ignored: shells ignore SIGINT in background jobs, the command signals as it leaves
+    usual = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2), signal.SIG_DFL)
+    for number, handler in {**usual, signal.SIGINT: signal.default_int_handler}.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+# mostly wait: for Slurm's timers, for links that are cut, for firewalls
+WAITING = ("test_slurm.py", "test_sweeps.py", "test_hosts.py", "test_ports.py")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The full count of random trials is for `pytest -m trials`; a few of each always run."""
     if "trials" not in config.option.markexpr:
         trials = [item for item in items if item.get_closest_marker("trials")]
         config.hook.pytest_deselected(items=trials)
         items[:] = [item for item in items if item not in trials]
+    for item in items:  # two processes with `--dist loadgroup`; within each, one test after the other
+        waits = item.path.name in WAITING and item.path.parent.name == "distributed"
+        item.add_marker(pytest.mark.xdist_group("waiting" if waits else "computing"))
 
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """Where the real CIFAR-10 is, fetched if need be."""
-    cifar10.ensure(world.cache_dir())
-    return world.cache_dir()
+    cifar10.ensure(environment.cache_dir())
+    return environment.cache_dir()

@@ -12,7 +12,7 @@ from dgt.network import graphs
 from dgt.network.hosts import edges_between
 
 TOP = Path(__file__).parents[1]
-PAGES = sorted((TOP / "launch").glob("*.md"))
+PAGES = sorted([*(TOP / "launch").glob("*.md"), *(TOP / "docs").glob("*.md")])
 
 
 def test_expected_traffic_is_that_of_the_graphs() -> None:
@@ -40,3 +40,9 @@ def test_files_that_are_named_exist(page: Path) -> None:
         f"launch/{link}" for link in re.findall(r"\]\((\w+\.md)\)", text)
     ]
     assert [name for name in named if not (TOP / name).exists()] == []
+
+
+def test_modules_that_the_architecture_names_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (TOP / "docs" / "architecture.md").read_text())
+    assert len(named) > 20
+    assert [name for name in named if not (TOP / "dgt" / name).exists()] == []

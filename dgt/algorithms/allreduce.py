@@ -6,12 +6,15 @@ the average of a decentralized run begins.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from dgt.algorithms.base import DecentralizedOptimizer
-from dgt.notices import NEVER
+from dgt.algorithms.settings import group_facts
+from dgt.processes.agreement import agree
+from dgt.processes.notices import NEVER
 
 
 class AllReduce(DecentralizedOptimizer):
@@ -19,23 +22,57 @@ class AllReduce(DecentralizedOptimizer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._message = torch.zeros(self.flat.values.numel() + 2).to(self.flat.values)
-        self._sum, self._asked = self._message[:-2], self._message[-2:]  # the gradient; stop and save notices
-        self.flat.values.mul_(self.network.average_weight)
-        self.network.node.sum(self.flat.values)
+        values, size = self.flat.values, self.network.node.size
+        self._message = torch.zeros(values.numel() + 2).to(values)
+        self._sum, self._asked = self._message[:-2], self._message[-2:]  # the gradient; notices and settings
+        self._digests = _digests(values.dtype, size)
+        if self._digests < FEWEST_DIGESTS:  # a message of their own, wide enough
+            self._message = self._sum
+            self._asked = torch.zeros(2, dtype=torch.float64, device=values.device)
+            self._digests = _digests(torch.float64, size)
+        values.mul_(self.network.average_weight)
+        self.network.node.sum(values)
+        self.flat.write_parameters()
 
     @torch.no_grad()
     def update(self) -> None:
         node = self.network.node
         notices = node.notices
+        self.note_settings()
         self.read_gradient(out=self._sum)
         self.refuse_non_finite(float(self._sum.sum()))
         self._sum.mul_(self.network.weight / node.size)
-        self._asked[0], self._asked[1] = notices.stop_at != NEVER, notices.save_at != NEVER
-        node.sum(self._message)
+        self._tell()
+        node.sum(self._message, compared=False)
+        if self._message is self._sum:
+            node.sum(self._asked, compared=False)
         # everybody hears at once
-        notices.stop_at, notices.save_at = (self.iteration + 1 if asked else NEVER for asked in self._asked.tolist())
+        notices.stop_at, notices.save_at = (self.iteration + 1 if asked else NEVER for asked in self._heard())
         # counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank
         buffer_bytes = self._sum.numel() * self._sum.element_size()
         self.transport.bytes_sent += 2 * (node.size - 1) * buffer_bytes // node.size
         self.descend(self.flat.values, self._sum, out=self.flat.values)
+
+    def _tell(self) -> None:
+        """Whole numbers that are added up exactly: stop + (n + 1) d and save + (n + 1) d^2, d a digest of settings."""
+        notices, step = self.network.node.notices, self.network.node.size + 1
+        digest = self.transport.settings.digest % self._digests
+        self._asked[0] = (notices.stop_at != NEVER) + step * digest
+        self._asked[1] = (notices.save_at != NEVER) + step * digest**2
+
+    def _heard(self) -> tuple[int, int]:
+        """How many ranks want to stop, and to save. Settings are the same on all n ranks iff n sum d^2 = (sum d)^2."""
+        node = self.network.node
+        (total, stop), (squares, save) = (divmod(int(value), node.size + 1) for value in self._asked.tolist())
+        if node.size * squares != total**2:
+            agree(node, {"iteration": str(self.iteration), **group_facts(self.param_groups)})
+        return stop, save
+
+
+FEWEST_DIGESTS = 16
+
+
+def _digests(dtype: torch.dtype, size: int) -> int:
+    """How many digests d there may be so that n + (n + 1) n d^2 is a whole number that the dtype holds exactly."""
+    largest = int(2 / torch.finfo(dtype).eps)
+    return math.isqrt(max(largest - size, 0) // ((size + 1) * size))

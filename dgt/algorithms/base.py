@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import abc
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from dgt.checks import ConfigError, TrainingError, check_range
-from dgt.exchange.agreement import agree
+from dgt.algorithms.settings import COMPARED, group_facts, group_values, unscaled
+from dgt.config.checks import check_range
+from dgt.errors import ConfigError, TrainingError
 from dgt.exchange.flat import FlatParameters
 from dgt.exchange.network import Network
+from dgt.processes import wrappers
+from dgt.processes.agreement import agree
 
 
 def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,8 +27,17 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
 class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     """One step is: take the gradients, exchange with the neighbours, write the new parameters.
 
-    Groups may have their own `lr` and `weight_decay` (the gradient becomes g + weight_decay * theta).
+    Groups may have their own `lr` and `weight_decay` (the gradient becomes g + weight_decay * theta), the same on all
+    ranks at every step: z_j = theta_j - alpha y_j is mixed under a common alpha.
+
+    With a `torch.amp.GradScaler`, a node whose gradients overflow stays out of that step: it does not descend, but
+    exchanges and mixes as ever, so that it keeps in step with neighbours who need not know (see `settings.unscaled`).
     """
+
+    _step_supports_amp_scaling = True  # GradScaler always calls `step`, and says what it found
+    found_inf: torch.Tensor | None = None  # set by GradScaler for the time of a step
+    stays_out = False
+    """Whether this step is made without a gradient, so that theta is mixed only."""
 
     def __init__(
         self,
@@ -37,11 +50,18 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         for group in self.param_groups:
             check_range("lr", float(group["lr"]), 0, open_low=True)
             check_range("weight_decay", float(group["weight_decay"]), 0)
+        groups = [group["params"] for group in self.param_groups]
+        self._wrappers = wrappers.refuse([parameter for group in groups for parameter in group])
         self.network = network
         self.transport = network.open_transport()
-        self.flat = FlatParameters([group["params"] for group in self.param_groups])
-        agree(network.node, {"parameters": self.flat.layout(), "algorithm": type(self).__name__})
+        names = [name for group in self.param_groups for name in group.get("param_names", ())]
+        self.flat = FlatParameters(groups, names)
+        self.flat.let_go = self._let_go
+        made_of = {"parameters": self.flat.layout(), "algorithm": type(self).__name__}
+        agree(network.node, made_of | group_facts(self.param_groups))
+        self._noted: list[Any] = []
         self.iteration = 0
+        self._warned = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of this node, in step with its neighbours."""
@@ -57,12 +77,49 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.begin_step()
         self._announce()
+        if self.found_inf is not None:
+            self.stays_out = not unscaled(self, self.flat.parameters)
         # no_grad is for the updates to enter, where they need it: it takes as long as a small model's arithmetic
         self.update()
         self.flat.write_parameters()
         self.iteration += 1
+        self.stays_out, self.network.node.steps = False, self.iteration
         return loss
+
+    def note_settings(self) -> None:
+        """Whenever lr is about to be used: what this step is made with goes into the heads of its messages."""
+        values = group_values(self.param_groups)
+        if values != self._noted:
+            self._noted = values
+            self.transport.settings.note(values)
+
+    def begin_step(self) -> None:
+        """Before anything of this step leaves: are these still the model's parameters, and are they to be trained?"""
+        if wrappers.made != self._wrappers:
+            self._wrappers = wrappers.refuse(self.flat.parameters)
+        self.flat.follow()
+        if self.network.averaging:
+            self.refuse_inside_average("step")
+        if self.flat.parameters[0].grad is None and not self._warned:
+            self._look_for_gradients()
+
+    def refuse_inside_average(self, what: str) -> None:
+        """There the model is the network's average, and its own values come back afterwards."""
+        if not self.network.averaging.isdisjoint(map(id, self.flat.parameters)):
+            raise ConfigError(f"{what} inside `with network.average(model)`: it would be lost; do it outside")
+
+    def _look_for_gradients(self) -> None:
+        if any(parameter.grad is not None for parameter in self.flat.parameters):
+            return
+        wrappers.refuse_shards()
+        self._warned = True
+        warnings.warn(
+            f"node {self.network.node.name}: no parameter has a gradient at step {self.iteration}; has the model got "
+            "new ones since the optimizer was made, by load_state_dict(assign=True) or another layer?",
+            stacklevel=5,
+        )
 
     def _announce(self) -> None:
         """Tell the others what this rank was asked for: a stop or a checkpoint, when all have heard of it."""
@@ -94,32 +151,49 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         """What an exact continuation needs besides the model: groups, iteration and tracker."""
         state = self.live_state()
         saved = {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in state["dgt"].items()}
-        return state | {"dgt": saved}
+        return state | {"dgt": saved | {"layout": self.flat.layout()}}
 
     def live_state(self) -> dict[str, Any]:
         """The same without copies: it changes with the next step."""
+        self.refuse_inside_average(f"{type(self).__name__}.state_dict")
         self.drain()
+        self.flat.follow()
         state: dict[str, Any] = _plain(torch.optim.Optimizer.state_dict)(self)
         return state | {"dgt": {"algorithm": type(self).__name__, "iteration": self.iteration, **self.buffers()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` gave, on every rank its own; the model's parameters are loaded separately."""
-        saved = dict(state_dict["dgt"])
-        own, name = self.buffers(), saved.pop("algorithm")
-        if name != type(self).__name__:
-            raise ConfigError(f"state_dict: made by {name}, not by {type(self).__name__}")
-        for key, tensor in own.items():
-            if key not in saved or saved[key].shape != tensor.shape:
-                found = tuple(saved[key].shape) if key in saved else "nothing"
-                raise ConfigError(f"state_dict: {key} should have shape {tuple(tensor.shape)}, found {found}")
+        own, saved = self.buffers(), self._checked_state(state_dict)
+        self.refuse_inside_average(f"{type(self).__name__}.load_state_dict")
         self.drain()
+        self.flat.follow()
         groups = {key: value for key, value in state_dict.items() if key != "dgt"}
         _plain(torch.optim.Optimizer.load_state_dict)(self, groups)
         self.iteration = int(saved["iteration"])
         for key, tensor in own.items():
             tensor.copy_(saved[key])
-        if not self.flat.has_masters:
-            self.flat.read_parameters()
+        self.flat.write_parameters()
+
+    def _checked_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The part of it that is dgt's, if it is one of an optimizer like this."""
+        name, parts = type(self).__name__, state_dict if isinstance(state_dict, dict) else {}
+        saved, groups = parts.get("dgt"), parts.get("param_groups")
+        if not isinstance(saved, dict) or not isinstance(saved.get("iteration"), int) or not _are_groups(groups):
+            maker = "an optimizer of torch.optim" if groups is not None and saved is None else "no optimizer of dgt"
+            raise ConfigError(f"state_dict: made by {maker}, not by {name}; give what {name}.state_dict() returned")
+        if saved.get("algorithm") != name:
+            raise ConfigError(f"state_dict: made by {saved.get('algorithm')}, not by {name}")
+        sizes, given = ([len(group["params"]) for group in them["param_groups"]] for them in (vars(self), state_dict))
+        if sizes != given:
+            raise ConfigError(f"state_dict: its groups have {given} parameters, this {name}'s have {sizes}")
+        for key, tensor in self.buffers().items():
+            found = tuple(saved[key].shape) if isinstance(saved.get(key), torch.Tensor) else "nothing"
+            if found != tuple(tensor.shape):
+                raise ConfigError(f"state_dict: {key} should have shape {tuple(tensor.shape)}, found {found}")
+        if saved.get("layout", self.flat.layout()) != self.flat.layout():  # as many numbers, but others
+            layouts = f"{str(saved['layout'])[:90]}, here {self.flat.layout()[:90]}"
+            raise ConfigError(f"state_dict: made for parameters of other shapes or in another order: {layouts}")
+        return saved
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The tensors that make up the state, by name."""
@@ -131,6 +205,9 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def read_gradient(self, out: torch.Tensor) -> None:
         """out = the gradient [parameters], weight decay included."""
+        if self.stays_out:
+            out.zero_()
+            return
         self.flat.gather_gradients(out)
         for group, part in zip(self.param_groups, self.flat.slices, strict=True):
             if group["weight_decay"]:
@@ -166,8 +243,21 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     def drain(self) -> None:
         """Take in whatever is still travelling."""
 
+    def _let_go(self) -> None:
+        """Another optimizer takes the parameters over: leave them as they are after the last step."""
+        if self.network.node.groups:  # else nothing arrives any more
+            self.drain()
+        self.close()
+
     def close(self) -> None:
         """Let go of the model, which goes on with another optimizer."""
+        self.flat.let_go = None
+
+
+def _are_groups(groups: Any) -> bool:
+    """Whether these can be an optimizer's parameter groups in a `state_dict`."""
+    needed = {"params", *COMPARED}
+    return isinstance(groups, list) and all(isinstance(group, dict) and needed <= group.keys() for group in groups)
 
 
 _watched_step = torch.optim.Optimizer.profile_hook_step(DecentralizedOptimizer._step)

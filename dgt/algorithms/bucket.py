@@ -40,7 +40,7 @@ class Bucket(Protocol):
     def take_tracker(self) -> None:
         """Step 4, if y is under way: B = g - W y / G."""
 
-    def walk_alone(self) -> None:
+    def local_step(self) -> None:
         """A step without exchange: theta = theta - alpha G (g - B). With W = I, B stays as it is."""
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -68,6 +68,7 @@ class LargeBucket:
         self._on_cpu = like.device.type == "cpu"
         cut = PIECE if self._on_cpu else like.numel()
         self._pieces = optimizer.flat.pieces(cut, part)
+        self._versions: list[int] = []
         self._views: dict[int, list[tuple[torch.Tensor, ...]]] = {}
         self._scratch = torch.empty(min(cut, like.numel()), dtype=like.dtype, device=like.device)
 
@@ -88,7 +89,7 @@ class LargeBucket:
         if self.looks:
             self._optimizer.refuse_non_finite(total if self._on_cpu else float(self._z.buffer.sum()))
         self._z.post(iteration)
-        self._iteration = iteration
+        self._iteration, self._versions = iteration, self._optimizer.flat.versions(self.part)
 
     @property
     def under_way(self) -> bool:
@@ -97,6 +98,7 @@ class LargeBucket:
     @torch.no_grad()
     def take_parameters(self) -> None:
         if self._z.under_way:
+            self._optimizer.flat.refuse_changed(self.part, self._versions)
             self._z.mix(self._theta[self.part])
             self._optimizer.flat.write_parameters(self.part)
             # y follows when z is there: on a slow way it would only hold z up
@@ -109,7 +111,7 @@ class LargeBucket:
             self._y.add_neighbours(self._rest[self.part], -1 / self._optimizer.network.gradient_scale)
 
     @torch.no_grad()
-    def walk_alone(self) -> None:
+    def local_step(self) -> None:
         self.take_parameters()
         self.take_tracker()
         scale, total = self._optimizer.network.gradient_scale, torch.zeros((), device=self._theta.device)
@@ -124,6 +126,9 @@ class LargeBucket:
     ) -> Iterator[tuple[Piece, torch.Tensor, tuple[torch.Tensor, ...]]]:
         """Every piece, its gradient with weight decay, and its views of y, z, B and theta."""
         for piece, views in zip(self._pieces, self._cut(z, y), strict=True):
+            if self._optimizer.stays_out:
+                yield piece, views[2], views  # B, so that y = 0
+                continue
             gradient = piece.gradient(self._scratch)
             decay = self._optimizer.param_groups[piece.group]["weight_decay"]
             if decay:
@@ -198,6 +203,9 @@ class SmallBucket:
     def _read_gradient(self) -> np.ndarray:
         """The gradients of all parameters, weight decay included."""
         flat, groups = self._optimizer.flat, self._optimizer.param_groups
+        if self._optimizer.stays_out:
+            self._gradient[:] = self._rest  # B, so that y = 0
+            return self._gradient
         try:
             parts = [parameter.grad.numpy().reshape(-1) for parameter in flat.parameters]  # type: ignore[union-attr]
             np.concatenate(parts, out=self._gradient)
@@ -224,7 +232,7 @@ class SmallBucket:
     def take_tracker(self) -> None:
         """Taken at once."""
 
-    def walk_alone(self) -> None:
+    def local_step(self) -> None:
         direction = self._scale * (self._read_gradient() - self._rest)
         self._optimizer.refuse_non_finite(float(direction.sum()))
         self._descend(direction, out=direction)

@@ -19,6 +19,7 @@ class DSGD(DecentralizedOptimizer):
 
     @torch.no_grad()
     def update(self) -> None:
+        self.note_settings()
         z = self._z.buffer
         self.read_gradient(out=z)
         self.descend(self.flat.values, z, out=z, scale=self.network.gradient_scale)

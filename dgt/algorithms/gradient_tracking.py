@@ -16,11 +16,12 @@ import torch
 
 from dgt.algorithms.base import DecentralizedOptimizer
 from dgt.algorithms.bucket import Bucket, LargeBucket, SmallBucket
-from dgt.algorithms.hooks import exchange_during_backward
-from dgt.checks import ConfigError, check_choice, check_range
+from dgt.algorithms.hooks import ExchangeDuringBackward
 from dgt.config import WIRES
-from dgt.exchange.agreement import agree
+from dgt.config.checks import check_choice, check_range
+from dgt.errors import ConfigError
 from dgt.exchange.network import Network
+from dgt.processes.agreement import agree
 
 # Below this size a message costs the same whatever it holds, so z and y share one.
 ONE_MESSAGE_BYTES = 64 * 1024
@@ -33,11 +34,16 @@ class GradientTracking(DecentralizedOptimizer):
     wire         full; bfloat16 or float16 halve the traffic of a float32 model (`exchange/streams.py` says what holds)
     local_steps  exchange after every so many steps only; between them W = I
     bucket_mb    start the exchange during backward, bucket by bucket, and end it in the next forward of `model`;
-                 gradients cannot be changed after backward then (clipping), and `drain` comes before reading parameters
+                 gradients cannot be changed after backward then (clipping), and `drain` comes before reading or
+                 changing parameters
 
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
     with three inboxes: eight, whatever the degree. A narrow wire needs up to four more.
     """
+
+    # so that one whose making failed, as settings differ between ranks, can let go of the parameters
+    buckets: list[Bucket] = []  # noqa: RUF012
+    _backward: ExchangeDuringBackward | None = None
 
     def __init__(
         self,
@@ -62,13 +68,12 @@ class GradientTracking(DecentralizedOptimizer):
         self.buckets = self._make_buckets(wire, bucket_mb)
         self.started = 0  # buckets whose exchange of this step has begun
         self._accumulating = False
-        self._hooks: list[Any] = []
-        self._hooked = bool(bucket_mb) and overlap
-        if self._hooked:
+        if bucket_mb and overlap:
             if model is None:
                 raise ConfigError(f"bucket_mb={bucket_mb:g}: give the model too, GradientTracking(..., model=model)")
-            self._hooks = exchange_during_backward(self, model)
+            self._backward = ExchangeDuringBackward(self, model)
             network.before_reading.append(self.drain)
+            network.node.before_leaving.append(self.drain)
 
     def _make_buckets(self, wire: str, bucket_mb: float) -> list[Bucket]:
         theta = self.flat.values
@@ -82,13 +87,18 @@ class GradientTracking(DecentralizedOptimizer):
         return [LargeBucket(self, self._rest, part, narrow) for part in parts]
 
     def update(self) -> None:
+        if self._backward is not None and self.found_inf is not None:
+            raise ConfigError(
+                "bucket_mb: a GradScaler unscales gradients after backward, when buckets have left; leave bucket_mb at "
+                "0, or the scaler out (autocast to bfloat16 needs none)"
+            )
         if not self.exchanges:
             for bucket in self.buckets:
-                bucket.walk_alone()
+                bucket.local_step()
             return
         self.start_buckets(len(self.buckets))
         self.started = 0
-        if self._hooked:
+        if self._backward is not None:
             return
         for bucket in self.buckets:
             bucket.take_parameters()
@@ -103,10 +113,12 @@ class GradientTracking(DecentralizedOptimizer):
     @property
     def hearing_steps(self) -> int:
         # during backward messages leave before the step that announces, and are taken in one step later
-        return super().hearing_steps * self.local_steps + 2 * self._hooked
+        return super().hearing_steps * self.local_steps + 2 * (self._backward is not None)
 
     def start_buckets(self, number: int) -> None:
         """Begin the exchange of the first so many buckets, in order: everybody sends in the same one."""
+        if self.started < number:
+            self.note_settings()
         while self.started < number:
             self.buckets[self.started].start(self.iteration)
             self.started += 1
@@ -123,7 +135,7 @@ class GradientTracking(DecentralizedOptimizer):
     @property
     def uses_gradients_now(self) -> bool:
         """Whether a gradient that has just arrived may be taken."""
-        return self.exchanges and not self._accumulating
+        return self.exchanges and not self._accumulating and not self.network.averaging
 
     def drain(self) -> None:
         """Take in what is still travelling: theta = W z and B = g - W y / G are complete after it."""
@@ -131,9 +143,19 @@ class GradientTracking(DecentralizedOptimizer):
             bucket.take_parameters()
             bucket.take_tracker()
 
+    def begin_step(self) -> None:
+        if self.started and self._backward is not None:  # the step has begun during backward
+            self._backward.refuse_changes()
+        else:
+            super().begin_step()
+
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        super().close()
+        if self._backward is not None:
+            self._backward.close()
+            self._backward = None
+            for finishing in (self.network.before_reading, self.network.node.before_leaving):
+                finishing.remove(self.drain)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         state = {"rest": self._rest}

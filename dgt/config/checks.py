@@ -8,40 +8,49 @@ import difflib
 import inspect
 import itertools
 import math
+import re
 import textwrap
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from dgt.errors import ConfigError, printable
+
 Section = TypeVar("Section")
-
-
-class ConfigError(ValueError):
-    """Bad input: one line that names the value and what is allowed, and exit code 2."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__(" ".join(words.splitlines()))  # other people's reasons may have several
-
-
-class SharedError(ConfigError):
-    """A `ConfigError` found by comparing the ranks: all of them raise it, so only rank 0 needs to speak."""
-
-
-class TrainingError(RuntimeError):
-    """The run cannot go on; said by the rank that finds out."""
-
-
-class AlarmError(TrainingError):
-    """The network as a whole is unwell: nobody may go on, not even without the node that noticed."""
+NEAR = 0.75  # share of letters that two words must have in common, in order, to be taken for one another
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """'did you mean ...' for a mistyped word, followed by all choices when they are few."""
     known = list(choices)
-    by_lower = {choice.lower(): choice for choice in known}
-    close = [by_lower[match] for match in difflib.get_close_matches(str(word).lower(), by_lower, n=3, cutoff=0.5)]
+    close = close_to(str(word), known)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return f"{hint}allowed: {', '.join(known)}" if len(known) <= 24 or not close else hint.strip()
+
+
+def close_to(word: str, choices: Iterable[str]) -> list[str]:
+    """At most three choices that `word` may have been meant for, the nearest first; often none.
+
+    Near is what differs in a letter or two, its beginning (iter), or one with a word too many (num_nodes). A section
+    that both have (checkpoint.) is no likeness, nor is the `=...` of an example.
+    """
+    likeness = {choice: _likeness(*_without_section(word.lower(), choice.lower())) for choice in choices}
+    near = [choice for choice, ratio in likeness.items() if ratio >= NEAR]
+    return sorted(near, key=lambda choice: -likeness[choice])[:3]
+
+
+def _without_section(word: str, choice: str) -> tuple[str, str]:
+    choice, section = choice.partition("=")[0], choice.rpartition(".")[0] + "."
+    return (word.removeprefix(section), choice.removeprefix(section)) if word.startswith(section) else (word, choice)
+
+
+def _likeness(word: str, choice: str) -> float:
+    """From 0 to 1, the same word."""
+    ratio = difflib.SequenceMatcher(None, word, choice).ratio()
+    swapped = len(word) > 1 and sorted(word) == sorted(choice)
+    beginning = len(word) > 2 and choice.startswith(word)
+    one_of_several = len(choice) > 3 and choice in re.split(r"[._-]", word)
+    return max(ratio, NEAR if swapped or beginning or one_of_several else 0.0)
 
 
 def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
@@ -67,6 +76,14 @@ def check_range(
         upper = "" if high == math.inf else f"{'below' if open_high else 'at most'} {high:g}"
         allowed = " and ".join(part for part in ("" if finite else "finite", lower, upper) if part)
         raise ConfigError(f"{key}={value}: must be {allowed}")
+
+
+def check_name(key: str, value: str) -> None:
+    """Raise if a path has line breaks, other control characters, or bytes that are no text."""
+    odd = next((letter for letter in value if letter != printable(letter) or "\ud800" <= letter <= "\udfff"), None)
+    if odd is not None:
+        shown = printable(value.encode("utf-8", "backslashreplace").decode())
+        raise ConfigError(f"{key}={shown}: has {odd!r} in it; choose a name without control characters")
 
 
 def build(section: type[Section], values: Mapping[str, Any], prefix: str) -> Section:

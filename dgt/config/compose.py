@@ -17,16 +17,18 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dgt.checks import ConfigError, check_choice, nearest
 from dgt.config import Config
+from dgt.config.checks import check_choice, nearest
+from dgt.errors import ConfigError
 
 LAUNCHER = "hydra/launcher"
 
 
 def conf_dir() -> Path:
     """`conf/` inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parent / "conf"
-    return inside if inside.is_dir() else Path(__file__).parents[1] / "conf"
+    package = Path(__file__).parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
 
 
 def groups(search: Sequence[Path] = ()) -> dict[str, list[str]]:
@@ -91,6 +93,13 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
     ]
     always = [search_override(folder) for folder in search]
     return [[*always, *run] for run in itertools.product(*values)]
+
+
+def swept(overrides: Sequence[str]) -> list[dict[str, str]]:
+    """What tells the runs of `expand` apart, one by one: {'strategy': 'I', 'lr': '0.01'}."""
+    items = [item for item in parse(overrides) if item.is_sweep_override()]
+    values = [[(str(item.key_or_group), str(value)) for value in item.sweep_string_iterator()] for item in items]
+    return [dict(run) for run in itertools.product(*values)]
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -257,6 +266,9 @@ def _check_keys(items: list[Override], composed: dict[str, Any], choices: dict[s
             hint = nearest(key, own) if own else "it has no settings"
             whose = f"{section}={composed[section]['name']} has " if "name" in composed[section] else ""
             raise ConfigError(f"{key}: {whose}no such key; {hint}")
+        nested = [name for name in known if name.endswith(f".{key}")]
+        if nested:
+            raise ConfigError(f"{key}: no such key; did you mean {' or '.join(nested)}?")
         top = sorted({name.split(".")[0] for name in known} | set(choices))
         raise ConfigError(f"{key}: no such key; {nearest(key, top)}")
 

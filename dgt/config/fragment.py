@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from dgt import compose as composing
-from dgt.checks import ConfigError
 from dgt.config import Config
+from dgt.config import compose as composing
+from dgt.errors import ConfigError
 
 
 def overrides_of(config: Config) -> list[str]:

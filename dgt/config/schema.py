@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dgt.checks import ConfigError, build, check_choice, check_range
+from dgt.config.checks import build, check_choice, check_range
+from dgt.errors import ConfigError
 
 STRATEGIES = ("I", "II")
 ALGORITHMS = ("gradient_tracking", "dsgd", "allreduce")
 TOPOLOGIES = (
     "ring", "grid", "torus", "exponential", "erdos_renyi", "geometric", "complete", "star", "tailored", "file",
 )  # fmt: skip
+DEFAULT_WEIGHTS = "auto"  # A, or uniform where only `nodes` is given
 WEIGHTS = ("uniform", "A", "B", "C", "D", "lognormal", "list", "file", "data_size")
 PARTITIONS = ("iid", "dirichlet")
 MODELS = ("resnet18", "resnet20", "cnn")
@@ -32,7 +34,7 @@ DTYPES = ("auto", "float64", "float32")
 PLACEMENTS = ("none", "graph")
 ON_PEER_LOSS = ("stop", "continue")
 FAULTS = ("none", "kill", "term", "pause", "delay", "corrupt", "not_a_number", "forget", "rollback", "disk_full")
-PHASES = ("step", "copy", "write", "rename", "commit", "prune")
+PHASES = ("step", "copy", "write", "rename", "commit", "prune", "written", "drain", "barrier", "summary", "leave")
 DAMAGES = ("flip", "stale", "swap", "short", "dtype")
 
 
@@ -48,7 +50,10 @@ class StrategyConfig:
 @dataclass(slots=True, kw_only=True)
 class WeightsConfig:
     name: str = "A"
-    """uniform, one of the paper's A to D, lognormal, a list, a file, or data_size (shares of the samples)."""
+    """uniform, one of the paper's A to D, lognormal, a list, a file, or data_size (shares of the samples).
+
+    In `conf/` also auto: A, or uniform where only `nodes` is given.
+    """
     values: list[float] | None = None
     """The weights themselves, for weights=list (short: weights=[1,2,3])."""
     path: str | None = None
@@ -269,7 +274,7 @@ class ChaosConfig:
     seed: int = 0
     """Seed of what is drawn."""
     phase: str = "step"
-    """kill: before a step, or while a checkpoint is made: copy, write, rename, commit, prune."""
+    """kill: before a step; in a checkpoint: copy, write, rename, written, commit, prune; or drain, ... at the end."""
     seconds: float = 2.0
     """pause, delay: for how long."""
     damage: str = "flip"
@@ -343,7 +348,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.nodes is not None:
-            check_range("nodes", self.nodes, 1)
+            check_range("nodes", self.nodes, 1, 10**7)  # more would fill the memory before anything is refused
         check_range("laziness", self.laziness, 0, 1, open_low=True, open_high=True)
         check_range("lr", self.lr, 0, open_low=True)
         check_range("iterations", self.iterations, 0)
@@ -380,6 +385,9 @@ class Config:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         plain = {key: value for key, value in values.items() if key != "problem"}
+        weights = plain.get("weights")
+        if isinstance(weights, Mapping) and weights.get("name") == DEFAULT_WEIGHTS:
+            plain["weights"] = {**weights, "name": "A" if plain.get("nodes") is None else "uniform"}
         count = plain.get("seeds")
         if type(count) is int:
             check_range("seeds", count, 1)

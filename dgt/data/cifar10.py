@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dgt.checks import ConfigError
+from dgt.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -46,10 +46,6 @@ TORCHVISION_FOLDER = "cifar-10-batches-py"
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 Say = Callable[[str], None]
-
-
-class DataError(ConfigError):
-    """The data set is not there, not whole, or cannot be stored."""
 
 
 @dataclass(frozen=True, slots=True)

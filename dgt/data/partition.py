@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dgt.checks import ConfigError
+from dgt.errors import ConfigError
 
 Indices = npt.NDArray[np.int64]
 Shares = Sequence[float] | npt.NDArray[np.float64]

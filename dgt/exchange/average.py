@@ -13,37 +13,51 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dgt.errors import ConfigError
+
 if TYPE_CHECKING:
     from dgt.exchange.network import Network
 
 
 @contextlib.contextmanager
 def averaged(
-    network: Network, model: torch.nn.Module, recalibrate: Callable[[], None] | None = None
+    network: Network, model: torch.nn.Module, recalibrate: Callable[[], None] | None = None, call: str = "average"
 ) -> Iterator[torch.nn.Module]:
     """The model holds the network average inside the block and its own values again after it. All ranks call it."""
     for bring_up_to_date in network.before_reading:
         bring_up_to_date()
-    tensors = [*model.parameters(), *model.buffers()]
-    own = [tensor.detach().clone() for tensor in tensors]
+    parameters = list(model.parameters())
+    tensors = [*parameters, *model.buffers()]
+    own, before = [tensor.detach().clone() for tensor in tensors], network.averaging
+    network.averaging = before | set(map(id, tensors))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), network.node.during(f"{call}(model of {len(tensors)} tensors)"):
             _sum_over_nodes(network, tensors, network.average_weight)
             if recalibrate is not None:
                 recalibrate()
                 _pool_statistics(network, model)
+        versions = _versions(parameters)
         yield model
+        changed = _versions(parameters) != versions
     finally:
+        network.averaging = before
         with torch.no_grad():
             for tensor, value in zip(tensors, own, strict=True):
                 tensor.copy_(value)
+    if changed:  # by an optimizer of torch's, or load_state_dict
+        raise ConfigError("network.average: parameters were changed inside the block, which is lost; do it outside")
+
+
+def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """How often each was changed in place, where torch counts that."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def save_average(
     network: Network, model: torch.nn.Module, path: str | Path, recalibrate: Callable[[], None] | None = None
 ) -> None:
     """Rank 0 writes the averaged `state_dict`, complete or not at all; all ranks call it."""
-    with averaged(network, model, recalibrate):
+    with averaged(network, model, recalibrate, "save_average"):
         if network.node.is_main:
             path = Path(path)
             draft = path.with_name(path.name + ".part")

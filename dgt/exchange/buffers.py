@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from dgt.checks import TrainingError
-from dgt.exchange.agreement import agree
+from dgt.errors import TrainingError
 from dgt.exchange.network import Network
+from dgt.processes.agreement import agree
 
 
 class MixedBuffers:
@@ -20,25 +20,32 @@ class MixedBuffers:
 
     def __init__(self, model: torch.nn.Module, network: Network) -> None:
         self._network, self._transport = network, network.open_transport()
-        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-        agree(network.node, {"buffers": " ".join(f"{tuple(buffer.shape)}:{buffer.dtype}" for buffer in self._buffers)})
+        names = [name.rpartition(".") for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+        self._places = [(model.get_submodule(owner), name) for owner, _, name in names]
+        shapes = (f"{tuple(buffer.shape)}:{buffer.dtype}" for buffer in self._buffers())
+        agree(network.node, {"buffers": " ".join(shapes)})
         self._steps = 0
+
+    def _buffers(self) -> list[torch.Tensor]:
+        """Those that the modules have now: `model.to()` and the like put new ones in their place."""
+        return [getattr(module, name) for module, name in self._places]
 
     @torch.no_grad()
     def mix(self) -> None:
         """One exchange with the neighbours; all ranks call it."""
-        if not self._buffers:
+        buffers = self._buffers()
+        if not buffers:
             return
         # running statistics are small, so one message in the widest dtype, whatever theirs are
-        dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in self._buffers) else torch.float32
-        own = torch.cat([buffer.detach().flatten().to(dtype) for buffer in self._buffers])
+        dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
+        own = torch.cat([buffer.detach().flatten().to(dtype) for buffer in buffers])
         if not bool(torch.isfinite(own.sum())) and not bool(torch.isfinite(own).all()):
             name = self._network.node.name
             raise TrainingError(f"node {name}: a buffer of the model is not finite at iteration {self._steps}")
         theirs = self._transport.exchange("buffers", self._steps, own)
         row = self._network.row
         mixed = sum((row.neighbours[peer] * message for peer, message in theirs.items()), row.own * own)
-        pieces = mixed.split([buffer.numel() for buffer in self._buffers])
-        for buffer, piece in zip(self._buffers, pieces, strict=True):
+        pieces = mixed.split([buffer.numel() for buffer in buffers])
+        for buffer, piece in zip(buffers, pieces, strict=True):
             buffer.copy_(piece.view_as(buffer))
         self._steps += 1

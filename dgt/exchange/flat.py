@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.utils.dlpack
 
-from dgt.checks import ConfigError
+from dgt.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,15 @@ class FlatParameters:
     Frozen parameters (requires_grad is False) stay where they are: nobody changes them, so nobody needs them.
     """
 
-    def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]], names: Sequence[str] = ()) -> None:
         trained = [[parameter for parameter in group if parameter.requires_grad] for group in groups]
         self.parameters = [parameter for group in trained for parameter in group]
+        everyone = [parameter for group in groups for parameter in group]
+        self._frozen = [parameter for parameter in everyone if not parameter.requires_grad]
+        self._names = {
+            id(parameter): name or f"parameter {number} [{_shape(parameter)}]"
+            for number, (parameter, name) in enumerate(itertools.zip_longest(everyone, names))
+        }
         devices = {str(parameter.device) for parameter in self.parameters}
         if len(devices) != 1:
             found = ", ".join(sorted(devices)) or "no trainable parameter at all"
@@ -54,12 +62,17 @@ class FlatParameters:
         self._views = [
             view.view_as(parameter) for view, parameter in zip(self.values.split(sizes), self.parameters, strict=True)
         ]
+        self._kinds = [_kind(parameter) for parameter in self.parameters]
         ends = list(itertools.accumulate(sizes))
         self.places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        self.read_parameters()
-        for view, parameter in zip(self._views, self.parameters, strict=True):
-            if parameter.dtype == dtype:
-                parameter.data = view
+        self.let_go: Callable[[], None] | None = None
+        """Called before another buffer takes one of the parameters over."""
+        self.taken = False
+        _take_from_others(self)
+        self._places = self._places_now()
+        self._refuse_tied(range(len(self.parameters)))
+        self._copies: set[int] = set()  # numbers of parameters that are no views
+        self._bind(range(len(self.parameters)))
         self.slices: list[slice] = []
         start = 0
         for group in trained:
@@ -72,22 +85,128 @@ class FlatParameters:
         return torch.zeros_like(self.values)
 
     @torch.no_grad()
-    def read_parameters(self) -> None:
-        """Take the parameters' values over, where they are not views of the buffer anyway."""
-        for view, parameter in zip(self._views, self.parameters, strict=True):
-            if parameter.data_ptr() != view.data_ptr():
-                view.copy_(parameter)
+    def _bind(self, numbers: Sequence[int]) -> None:
+        """Take these parameters' values over, and make them views of the buffer where that is possible."""
+        inside = {number: self.parameters[number].clone() for number in numbers if self._is_inside(number)}
+        for number in numbers:
+            view, parameter = self._views[number], self.parameters[number]
+            if number in self._copies:
+                self._read_copy(number)
+            else:
+                view.copy_(inside.get(number, parameter))
+            # other processes look at shared memory: what is there stays there
+            if parameter.dtype != view.dtype or (parameter.device.type == "cpu" and parameter.is_shared()):
+                self._copies.add(number)
+            else:
+                self._copies.discard(number)
+                parameter.data = _own_storage(view)
+        self._places = self._places_now()
+
+    def _is_inside(self, number: int) -> bool:
+        """Whether this parameter's memory is the buffer's: another one's place, as when two were exchanged."""
+        return 0 <= self.parameters[number].data_ptr() - self.values.data_ptr() < self.values.nbytes
+
+    def _places_now(self) -> list[tuple[int, int, bool]]:
+        """Where every parameter's memory begins, and whether its numbers are all there, in order: of a transpose in the
+        same memory they are not."""
+        return [(each.data_ptr(), each.numel(), each.is_contiguous()) for each in self.parameters]
+
+    @property
+    def moved(self) -> bool:
+        """Whether a parameter was given other memory, or a part or another order of its own, since it was last seen."""
+        return self._places_now() != self._places
+
+    def follow(self) -> None:
+        """Take over what was done to the parameters since the last step, other than changing them in place.
+
+        `p.data = ...` and the like give a parameter memory of its own: its values count, and it becomes a view again.
+        """
+        if self.taken:
+            raise ConfigError(
+                "the parameters were given to another optimizer of dgt since: step that one; to train parts of a model "
+                "differently, make one optimizer with parameter groups"
+            )
+        if self.moved:
+            self._take_back()
+        if self._copies:
+            self._read_copies()
+        if self._frozen:
+            self._refuse_unfrozen()
+
+    def _take_back(self) -> None:
+        pairs = zip(self._places, self._places_now(), strict=True)
+        moved = [number for number, (before, now) in enumerate(pairs) if now != before]
+        for number in moved:
+            kind = _kind(self.parameters[number])
+            if kind != self._kinds[number]:
+                raise ConfigError(
+                    f"{self._names[id(self.parameters[number])]} was {self._kinds[number]} when the optimizer was made "
+                    f"and is {kind} now: call model.to(), .double() or .half() first, then make the optimizer"
+                )
+        self._refuse_tied(moved)
+        self._bind(moved)
+
+    def _refuse_tied(self, numbers: Sequence[int]) -> None:
+        """Two parameters in the same memory would part at the next step: each has a place of its own in the buffer."""
+        first: dict[int, int] = {}
+        for number, (pointer, *_) in enumerate(self._places_now()):
+            other = first.setdefault(pointer, number) if pointer else number
+            if other != number and {number, other} & set(numbers):
+                a, b = (self._names[id(self.parameters[each])] for each in (other, number))
+                raise ConfigError(
+                    f"{a} and {b} are two parameters in the same memory: tie them by giving both modules the same "
+                    "Parameter, layer.weight = other.weight, before making the optimizer"
+                )
+
+    def _refuse_unfrozen(self) -> None:
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"{self._names[id(parameter)]} was frozen when the optimizer was made and is to be trained now: "
+                    "make a new optimizer on all ranks, after requires_grad_(True)"
+                )
+
+    @torch.no_grad()
+    def _read_copies(self) -> None:
+        """Where a copy is no longer the rounded buffer, its owner has changed it: that counts."""
+        for number in self._copies:
+            self._read_copy(number)
+
+    def _read_copy(self, number: int) -> None:
+        view, parameter = self._views[number], self.parameters[number]
+        same = parameter == view.to(parameter.dtype)
+        view.copy_(torch.where(same, view, parameter.to(view.dtype)))
 
     def write_parameters(self, part: slice | None = None) -> None:
         """Round the buffer, or this part of it, into the parameters that are no views of it."""
-        if self.has_masters:
+        if self._copies:
             self._write_parameters(part)
 
     @torch.no_grad()
     def _write_parameters(self, part: slice | None) -> None:
-        for view, parameter, place in zip(self._views, self.parameters, self.places, strict=True):
-            if parameter.dtype != view.dtype and (part is None or part.start <= place.start < part.stop):
-                parameter.copy_(view)
+        for number in self._copies:
+            if part is None or part.start <= self.places[number].start < part.stop:
+                self.parameters[number].copy_(self._views[number])
+
+    def versions(self, part: slice) -> list[int]:
+        """How often each parameter in this part was changed in place; 0 where torch does not count, or we do it."""
+        return [self._version(number) for number in self._numbers_in(part)]
+
+    def _version(self, number: int) -> int:
+        parameter = self.parameters[number]
+        return 0 if number in self._copies or parameter.is_inference() else parameter._version
+
+    def refuse_changed(self, part: slice, versions: Sequence[int]) -> None:
+        """Raise if a parameter was changed since: its new values are on their way, and would overwrite the change."""
+        for number, before, now in zip(self._numbers_in(part), versions, self.versions(part), strict=True):
+            if before != now and self.parameters[number].data_ptr() == self._places[number][0]:
+                raise ConfigError(
+                    f"{self._names[id(self.parameters[number])]} was changed while its new values were on their way: "
+                    "with bucket_mb, call optimizer.drain() before changing parameters"
+                )
+
+    def _numbers_in(self, part: slice) -> list[int]:
+        return [number for number, place in enumerate(self.places) if part.start <= place.start < part.stop]
 
     def pieces(self, length: int, part: slice) -> list[Piece]:
         """This part of the buffer cut at the borders of the parameters, and within them every `length` numbers."""
@@ -125,7 +244,36 @@ class FlatParameters:
     def layout(self) -> str:
         """Shapes and dtypes in order: equal on all ranks, or messages would be misread."""
         shapes = " ".join(
-            f"{'x'.join(map(str, parameter.shape)) or 'scalar'}:{str(parameter.dtype).removeprefix('torch.')}"
-            for parameter in self.parameters
+            f"{_shape(parameter)}:{str(parameter.dtype).removeprefix('torch.')}" for parameter in self.parameters
         )
         return f"{self.values.numel()} of {self.values.dtype}: {shapes}"
+
+
+_living: weakref.WeakSet[FlatParameters] = weakref.WeakSet()
+
+
+def _take_from_others(flat: FlatParameters) -> None:
+    """A parameter lives in one buffer: an older one brings it up to date, and is not to be used any more."""
+    own = {id(parameter) for parameter in flat.parameters}
+    for other in list(_living):
+        if not other.taken and not own.isdisjoint(map(id, other.parameters)):
+            if other.let_go is not None:
+                other.let_go()
+            other.taken = True
+    _living.add(flat)
+
+
+def _own_storage(view: torch.Tensor) -> torch.Tensor:
+    """The same memory as a storage of its own, which keeps the whole buffer alive: `torch.save` writes storages
+    in full, so that one layer of a model would carry all the others with it."""
+    if view.device.type not in ("cpu", "cuda") or type(view) is not torch.Tensor or not view.numel():
+        return view
+    return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(view))
+
+
+def _kind(parameter: torch.Tensor) -> str:
+    return f"{str(parameter.dtype).removeprefix('torch.')} [{_shape(parameter)}] on {parameter.device}"
+
+
+def _shape(parameter: torch.Tensor) -> str:
+    return "x".join(map(str, parameter.shape)) or "scalar"

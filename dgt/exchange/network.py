@@ -15,14 +15,15 @@ import networkx as nx
 import numpy as np
 import torch
 
-from dgt.checks import ConfigError, check_choice, check_range
 from dgt.config import TRANSPORTS
-from dgt.exchange.agreement import agree
+from dgt.config.checks import check_choice, check_range
+from dgt.errors import ConfigError
 from dgt.exchange.average import averaged, save_average
 from dgt.exchange.transport import Transport
 from dgt.network import mixing
-from dgt.network.mixing import MixingRow, mixing_row, row_without
-from dgt.node import Node
+from dgt.network.mixing import MixingRow, mixing_row
+from dgt.processes.agreement import agree
+from dgt.processes.node import Node
 
 
 class Network:
@@ -34,7 +35,7 @@ class Network:
     average_weight  pi_i: the share of this node in the strategy's network average, 1/n or lambda_i/n
     transport       auto (memory where neighbours share it, else messages) or messages
     crc             also check the content of every message, not only its head
-    row             given only where it is not to be learned: after a loss
+    row             given only where it is not to be learned: some of its nodes are lost
     reach           exchanges after which everybody has heard what this node tells its neighbours
     """
 
@@ -67,15 +68,14 @@ class Network:
         self.bytes_before, self.wait_before = 0, 0.0
         self._model: torch.nn.Module | None = None
         self.before_reading: list[Callable[[], None]] = []  # brings parameters up to date that are still on their way
+        self.averaging: frozenset[int] = frozenset()  # ids of the tensors that hold the average just now
         self.laziness = laziness
         self.row = row if row is not None else handshake(self.open_transport(), share.mixing_weight, laziness)
         self.wait_before = -self.wait_seconds  # who starts late is not slow
 
-    def among(self, kept: list[int], graph: nx.Graph, weights: np.ndarray) -> Network:
-        """The network of the ranks that are left, `kept` their ranks of before; `graph` and `weights` are theirs."""
-        row = row_without(self.row, set(self.row.neighbours) - set(kept))
-        renamed = MixingRow(row.own, {kept.index(j): weight for j, weight in row.neighbours.items()})
-        left = Network(self.node, graph, weights, self.strategy, self.laziness, self.transport, self.crc, renamed)
+    def among(self, graph: nx.Graph, weights: np.ndarray, row: MixingRow) -> Network:
+        """The network of the ranks that are left, all three theirs; what was sent and waited for is carried over."""
+        left = Network(self.node, graph, weights, self.strategy, self.laziness, self.transport, self.crc, row)
         left.bytes_before = self.bytes_sent
         left.wait_before += self.wait_seconds
         return left

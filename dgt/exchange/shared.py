@@ -8,8 +8,9 @@ Two buffers need no acknowledgement, because neighbours on a symmetric graph nev
 message of step t at step t+2, which it starts only after reading j's step t+1, and j publishes step t+1 only
 after it has finished reading i's step t. The same holds for signatures, which have a place for even and odd steps too.
 
-The owner holds a lock on its file; the kernel releases it with the process, so a dead neighbour is noticed. Files are
-unlinked as soon as the neighbours have opened them.
+The owner holds a lock on its file; the kernel releases it with the process, so a dead neighbour is noticed. The lock is
+taken through a descriptor of its own, which forked children close: a mapping that they inherit would keep it. Files
+are unlinked as soon as the neighbours have opened them.
 """
 
 from __future__ import annotations
@@ -31,22 +32,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dgt.exchange import fences
 from dgt.exchange.frames import Frame, frame_bytes
+from dgt.processes import forks, limits
 
 MEMORY = Path("/dev/shm")
 PREFIX = "dgt-"
 HEADER = 16384
 TOKEN = 16
-PUBLISHED, BELL, SIGNATURES = 64, 128, 256  # places in the header: 32-bit words on cache lines of their own
+PUBLISHED, BELL, LEFT, SIGNATURES = 64, 128, 192, 256  # places in the header: 32-bit words on cache lines of their own
 MOST_NEIGHBOURS = (HEADER - SIGNATURES) // 8
 PAGE = 4096
 LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its neighbours still live
-SYS_FUTEX, FUTEX_WAIT, FUTEX_WAKE = 202, 0, 1
+SYS_FUTEX, FUTEX_WAIT, FUTEX_WAKE = fences.FUTEX_CALL.get(platform.machine(), -1), 0, 1
 
 
 def available() -> bool:
-    """Linux on x86-64: its stores become visible in order, so that a counter written last vouches for the message."""
-    return platform.system() == "Linux" and platform.machine() == "x86_64" and os.access(MEMORY, os.W_OK)
+    """Linux on x86-64 and ARM: a counter written last vouches for the message, by itself or by a fence."""
+    return fences.is_known() and os.access(MEMORY, os.W_OK)
 
 
 class _Timespec(ctypes.Structure):
@@ -84,6 +87,12 @@ class Board:
         """Whether its owner has published this step."""
         return int(self._words[PUBLISHED // 4]) > step
 
+    @property
+    def steps_at_leaving(self) -> int | None:
+        """How many steps its owner made, once it has left the network in good order."""
+        left = int(self._words[LEFT // 4])
+        return left - 1 if left else None
+
     def owner_is_gone(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -106,6 +115,8 @@ class Board:
     def ring_if_complete(self, step: int) -> None:
         """Wake the owner if all its neighbours have published the step."""
         if self._signed[step % 2] == (step + 1).to_bytes(4, sys.byteorder) * self._signatures:
+            if fences.NEEDED:
+                fences.fence()  # whoever sees the bell sees what was signed before it, and the messages behind that
             self._words[BELL // 4] = step + 1
             _syscall(SYS_FUTEX, self._bell, FUTEX_WAKE, 1, None, None, 0)
 
@@ -114,8 +125,12 @@ class OwnBoard(Board):
     """The owner's side, which knows the file's name until it is unlinked, and in time its neighbours' boards."""
 
     def __init__(self, file: int, like: torch.Tensor, path: Path) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX)  # held as long as the process lives
         super().__init__(file, like)
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held as long as the process lives
+        os.dup2(lock, file, inheritable=False)  # the mapping has a descriptor of its own
+        os.close(lock)
+        forks.keep_from_children(file)
         self.path, self.token = path, secrets.token_bytes(TOKEN)
         self._map[:TOKEN] = self.token
         self.neighbours: dict[int, Board] = {}
@@ -131,15 +146,24 @@ class OwnBoard(Board):
         with contextlib.suppress(OSError):
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
+    def leave(self, steps: int) -> None:
+        """Tell neighbours who still wait that no message will follow."""
+        self._words[LEFT // 4] = steps + 1
+
     def publish(self, step: int) -> None:
         """Say that the buffer of this step is complete; neighbours that have all they wait for wake up."""
+        if fences.NEEDED:
+            fences.fence()  # the message is there before the words that say so; what was read, before it is reused
         self._words[PUBLISHED // 4] = step + 1
         for board in self.neighbours.values():
             board.sign(step)
         # all signatures are visible before others' are read, else two last ones could miss each other: taking a lock
-        # is a full memory barrier
-        with self._fence:
-            pass
+        # is a full memory barrier on x86-64
+        if fences.NEEDED:
+            fences.fence()
+        else:
+            with self._fence:
+                pass
         for board in self.neighbours.values():
             board.ring_if_complete(step)
 
@@ -153,12 +177,21 @@ class OwnBoard(Board):
             trouble = self._trouble(step, time.monotonic() > since + timeout)
             if trouble and self._words[BELL // 4] <= step:
                 return trouble
+            if all(board.has(step) for board in self.neighbours.values()):
+                break  # whoever was to ring was killed, or stopped, after its message was complete
+        if fences.NEEDED:
+            fences.fence()  # no message is read before the bell was seen
         return None
 
     def _trouble(self, step: int, late: bool) -> tuple[int, str] | None:
         for peer, board in self.neighbours.items():
             if board.has(step):
                 continue
+            has_left = board.steps_at_leaving is not None
+            if fences.NEEDED:
+                fences.fence()  # whoever sees that it has left sees what it published before
+            if has_left and not board.has(step):
+                return peer, "is gone (it has left)"
             if board.owner_is_gone() and not board.has(step):
                 return peer, "is gone (its process ended)"
             if late:
@@ -168,6 +201,8 @@ class OwnBoard(Board):
 
 def create(like: torch.Tensor) -> OwnBoard | None:
     """A board for messages like this tensor, or None where there is not enough shared memory."""
+    if not limits.has_spare():
+        return None
     _sweep()
     path = MEMORY / f"{PREFIX}{secrets.token_hex(8)}"
     try:
@@ -186,6 +221,8 @@ def create(like: torch.Tensor) -> OwnBoard | None:
 
 def look(path: Path, token: bytes, like: torch.Tensor) -> Board | None:
     """Open a neighbour's board; None unless it is really the same memory, whatever hostnames and containers say."""
+    if not limits.has_spare():
+        return None
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

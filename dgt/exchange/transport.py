@@ -16,20 +16,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # before Python 3.11 an exception of its own
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from dgt.errors import PeerError, TrainingError, WireError
 from dgt.exchange import shared
-from dgt.exchange.frames import Frame, Seal, frame_bytes, layout
-from dgt.node import Node
-from dgt.notices import PeerError, WireError, absence
+from dgt.exchange.frames import Frame, Seal, Settings, frame_bytes, layout
+from dgt.exchange.missed import missed
+from dgt.processes.node import Node
 
 CHANNELS = 2**14
 # gloo copies as much of a message as fits into the socket before it returns: large ones would keep the caller waiting
 HAND_OVER_BYTES = 64 * 1024
+MADE_WITH_SETTINGS = ("parameters", "both")  # messages that depend on lr; the tracker travels when it may be another
 
 
 def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
@@ -39,6 +42,11 @@ def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
         pair = [("send", peer), ("receive", peer)]
         order += pair if rank < peer else pair[::-1]
     return order
+
+
+def message_tag(number: int, channel: int) -> int:
+    """A tag per message and channel: a stale or early message cannot be taken for this one."""
+    return (number % 2**16) * CHANNELS + channel
 
 
 class Transport:
@@ -51,6 +59,8 @@ class Transport:
         self.node, self.crc = node, crc
         self.peers = sorted(peers)
         self._channel = node.open_channel()
+        self.settings = Settings()
+        """What the steps are made with; compared with the neighbours' at every step."""
         self.bytes_sent = 0
         self.wait_seconds = 0.0
         self._share_memory = way == "auto" and shared.available()
@@ -133,7 +143,8 @@ class Outbox:
         self.near = [[(peer, theirs.frames[turn]) for peer, theirs in boards.items()] for turn in (0, 1)]
         self.others = [peer for peer in transport.peers if peer not in boards]
         self.uses_nccl = self.node.backend == "nccl" and like.is_cuda
-        self.seal = Seal(self.node, kind, like, transport.crc)
+        settings = transport.settings if kind in MADE_WITH_SETTINGS else None
+        self.seal = Seal(self.node, kind, like, transport.crc, settings)
         self.frames = board.frames if board is not None else [_frame(like, like.device)]
         self.buffers = [frame.payload for frame in self.frames]
         # gloo moves host memory only: CUDA buffers go through pinned copies
@@ -145,6 +156,12 @@ class Outbox:
         self.inboxes = len(self._inboxes)
         self._bytes = len(transport.peers) * like.numel() * like.element_size()
         self._posted = first  # messages are told apart by this number, whatever iteration their sender is at
+        self._expected_next(first)
+
+    def _expected_next(self, number: int) -> None:
+        """Neighbours may wait for the message of this number from here on, and are told if it will never come."""
+        if self.others and not self.uses_nccl:
+            self.node.expected_next[self.channel] = (message_tag(number, self.channel), self.others)
 
     @property
     def turn(self) -> int:
@@ -184,6 +201,7 @@ class Outbox:
             pending.start_tagged(raw)
         if self.others:
             self.node.under_way.add(pending)
+            self._expected_next(number + 1)
         self.transport.bytes_sent += self._bytes
         return pending
 
@@ -216,25 +234,30 @@ class Pending:
         self._collected = False
 
     def start_tagged(self, message: torch.Tensor) -> None:
-        # a tag per message and channel: a stale or early message cannot be taken for this one
         outbox = self._outbox
-        self._tag = (self._number % 2**16) * CHANNELS + outbox.channel
+        self._tag = message_tag(self._number, outbox.channel)
         for _ in range(outbox.inboxes):
             self._receive_next()
         self._sends = [self._send(message, peer) for peer in outbox.others]
 
     def _send(self, message: torch.Tensor, peer: int) -> dist.Work | _Handed:
         group, tag = self._node.control, self._tag
-        if message.numel() * message.element_size() < HAND_OVER_BYTES:
+        if message.numel() * message.element_size() >= HAND_OVER_BYTES:
+            return _Handed(self._node.sender.submit(group.send, [message], peer, tag))
+        try:
             return group.send([message], peer, tag)
-        return _Handed(self._node.sender.submit(group.send, [message], peer, tag))
+        except RuntimeError as error:  # gloo raises here, too, once the neighbour has closed its connection
+            raise self._absent(peer, error) from error
 
     def _receive_next(self) -> None:
         """Ask for the next neighbour's message, as soon as an inbox is free."""
         number = len(self._receives)
         if number < len(self._outbox.others):
-            inbox = self._outbox.inbox(number).raw
-            self._receives.append(self._node.control.recv([inbox], self._outbox.others[number], self._tag))
+            inbox, peer = self._outbox.inbox(number).raw, self._outbox.others[number]
+            try:
+                self._receives.append(self._node.control.recv([inbox], peer, self._tag))
+            except RuntimeError as error:  # as when sending
+                raise self._absent(peer, error) from error
 
     def start_batch(self, message: torch.Tensor) -> None:
         outbox, group = self._outbox, self._node.data
@@ -247,7 +270,10 @@ class Pending:
                 for way, peer in message_order(self._node.rank, outbox.others)
             ]
             # nccl returns one handle for the whole batch, gloo one per operation: wait for all of it
-            self._batch = dist.batch_isend_irecv(batch)
+            try:
+                self._batch = dist.batch_isend_irecv(batch)
+            except RuntimeError as error:
+                raise self._absent(None, error) from error
 
     def shared(self) -> list[tuple[int, torch.Tensor]]:
         """(peer, buffer) of all neighbours in shared memory, once all have published; read it before the next post."""
@@ -336,17 +362,17 @@ class Pending:
                 return
             # at least a moment: once one neighbour was late, messages that did arrive must still be taken
             work.wait(timedelta(seconds=max(deadline - since, 0.5)))
-        except (RuntimeError, TimeoutError) as error:
+        except (RuntimeError, TimeoutError, FutureTimeoutError) as error:
             raise self._absent(peer, error) from error
         finally:
             self._outbox.transport.wait_seconds += time.monotonic() - since
 
-    def _absent(self, peer: int | None, error: Exception) -> PeerError:
-        members = self._node.members
-        neighbours = [members[other] for other in self._outbox.transport.peers]
-        who = f"neighbour {members[peer]}" if peer is not None else f"one of the neighbours {neighbours}"
-        what = absence(error, self._node.timeout)
-        return PeerError(f"node {self._node.name}: {who} {what}; {self._outbox.kind} of iteration {self._step}")
+    def _absent(self, peer: int | None, error: Exception) -> PeerError | TrainingError:
+        outbox = self._outbox
+        board = outbox.boards.get(peer) if peer is not None else None
+        left = board.steps_at_leaving if board is not None else None
+        peers = outbox.transport.peers if peer is None else [peer]
+        return missed(self._node, peers, error, outbox.kind, self._step, outbox.seal.last + 1, left)
 
 
 class _Handed:

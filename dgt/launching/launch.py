@@ -14,8 +14,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import runpy
-import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -30,17 +28,19 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Sign
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from dgt import failures, forkserver, world
-from dgt.checks import ConfigError, SharedError
 from dgt.config import Config, LeastSquaresConfig
-from dgt.exchange.agreement import agree, share_trouble
-from dgt.failures import EXIT_FAILED, EXIT_STOPPED, Failure
-from dgt.node import Node
-from dgt.notices import PeerError
-from dgt.signals import ENDING
-from dgt.training.trainer import HEARD, Stopped
+from dgt.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError, LaunchError, PeerError, SharedError
+from dgt.launching import forkserver, torchrun
+from dgt.launching.ranks import Ranks, introduce
+from dgt.processes import environment, failures, join, limits, probing, signals
+from dgt.processes.agreement import agree, share_trouble
+from dgt.processes.failures import Failure
+from dgt.processes.node import Node
+from dgt.processes.process import Process, die_with_parent
+from dgt.processes.signals import ENDING, PASSED_ON
+from dgt.training.ending import HEARD, Stopped
 
-PASSED_ON = (*ENDING, signal.SIGUSR2)
+LOOK_SECONDS = 1.0  # how often the launcher looks after ranks that are left
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
@@ -51,14 +51,6 @@ class Job(Protocol):
 
 
 AnyJob = TypeVar("AnyJob", bound=Job)
-
-
-class LaunchError(RuntimeError):
-    """The ranks did not finish; says why in one line and with which exit code to leave."""
-
-    def __init__(self, reason: str, code: int = EXIT_FAILED) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,73 +81,91 @@ class Script:
 
 def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int, Any]:
     """Start `nodes` ranks on this host, run the job on each, return what each returned."""
-    with _room_needed(), _signals_kept(), tempfile.TemporaryDirectory(prefix="dgt-") as meeting:
-        if options.lenient:
-            return _start_leniently(job, nodes, options, meeting)
-        launch = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=nodes,
-            run_id="dgt",
-            # a file in place of a TCP store: nothing listens, and no reverse look-ups at 64 ranks
-            rdzv_backend="c10d",
-            rdzv_endpoint=str(Path(meeting) / "rendezvous"),
-            rdzv_configs={"store_type": "file"},
-            local_addr="localhost",
-            max_restarts=0,
-            monitor_interval=0.1,
-            start_method="forkserver",
-            logs_specs=DefaultLogsSpecs(log_dir=meeting),  # else a folder per run stays behind
-            **_own_signals(),
-        )
-        forward = _forwarding(Path(meeting), nodes)
+    limits.raise_open_files()
+    trouble = limits.too_few(nodes) or ("" if probing.loopback_is_up() else probing.DOWN)
+    if trouble:
+        raise LaunchError(trouble)
+    with (
+        _room_needed(),
+        _signals_kept(),
+        tempfile.TemporaryDirectory(prefix=forkserver.meeting_prefix(), ignore_cleanup_errors=True) as meeting,
+    ):
+        ranks = Ranks(Path(meeting), nodes)
+        arguments = (job, options, meeting, Process.own())
         try:
-            with forward:
-                return elastic_launch(launch, _forked_rank)(job, options, meeting, os.getpid())
+            with ranks.forwarding():
+                if options.lenient:
+                    return _start_tolerating_losses(ranks, nodes, meeting, arguments)
+                return elastic_launch(_supervision(nodes, meeting), _forked_rank)(*arguments)
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             raise _first_failure(meeting, codes) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SignalException) as error:
             forkserver.stop()
-            raise LaunchError(f"interrupted; {nodes} ranks stopped", 128 + signal.SIGINT) from None
-        except SignalException as error:
-            forkserver.stop()
-            word = "interrupted" if error.sigval == signal.SIGINT else f"ended by {error.sigval.name}"
-            raise LaunchError(f"{word}; {nodes} ranks stopped", 128 + error.sigval) from None
+            ranks.send(signal.SIGKILL)
+            number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
+            word = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+            raise LaunchError(f"{word}; {nodes} ranks stopped", 128 + number) from None
+        finally:
+            ranks.send(signal.SIGKILL)  # those that nobody has waited for: whoever forked them was killed
 
 
-def _start_leniently(job: Job | Script, nodes: int, options: JoinOptions, meeting: str) -> dict[int, Any]:
+def _supervision(nodes: int, meeting: str) -> LaunchConfig:
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nodes,
+        run_id="dgt",
+        # a file in place of a TCP store: nothing listens, and no reverse look-ups at 64 ranks
+        rdzv_backend="c10d",
+        rdzv_endpoint=str(Path(meeting) / "rendezvous"),
+        rdzv_configs={"store_type": "file"},
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(log_dir=meeting),  # else a folder per run stays behind
+        **_own_signals(),
+    )
+
+
+def _start_tolerating_losses(ranks: Ranks, nodes: int, meeting: str, arguments: tuple[Any, ...]) -> dict[int, Any]:
     """Ranks that may lose one of them: torch's launcher would end the others. The ranks are told who is lost."""
     context = multiprocessing.get_context("forkserver")
-    arguments = (job, options, meeting, os.getpid())
-    ranks = {
-        rank: context.Process(target=_lenient_rank, args=(rank, nodes, *arguments), daemon=True)
-        for rank in range(nodes)
+    processes = {
+        rank: context.Process(target=_loss_tolerant_rank, args=(rank, nodes, *arguments)) for rank in range(nodes)
     }
     codes: dict[int, int] = {}
-    try:
-        with _forwarding(Path(meeting), nodes):
-            for process in ranks.values():
-                process.start()
-            while len(codes) < nodes:
-                running = {process.sentinel: rank for rank, process in ranks.items() if rank not in codes}
-                for sentinel in multiprocessing.connection.wait(list(running)):
-                    rank = running[cast(int, sentinel)]
-                    ranks[rank].join()
-                    codes[rank] = ranks[rank].exitcode or 0
-                    if codes[rank]:
-                        (Path(meeting) / f"lost-{rank}").touch()
-                        _say_lost(meeting, rank, codes[rank])
-    except (KeyboardInterrupt, SignalException) as error:
-        forkserver.stop()
-        number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
-        for process in ranks.values():
-            if process.pid is not None:
-                process.kill()
-        raise LaunchError(f"interrupted; {nodes} ranks stopped", 128 + number) from None
+    for rank, process in processes.items():
+        process.start()
+        assert process.pid is not None
+        ranks.add(rank, Process.of(process.pid))
+    awake = time.monotonic()
+    while len(codes) < nodes:
+        running = {process.sentinel: rank for rank, process in processes.items() if rank not in codes}
+        if max(codes.values(), default=-1) < 0 or not ranks.are_stopped(running.values()):
+            awake = time.monotonic()
+        elif time.monotonic() > awake + arguments[1].timeout:  # others have left by themselves, and nobody wakes these
+            _end_stopped(ranks, list(running.values()))
+        for sentinel in multiprocessing.connection.wait(list(running), LOOK_SECONDS):
+            rank = running[cast(int, sentinel)]
+            processes[rank].join()
+            codes[rank] = processes[rank].exitcode or 0
+            if codes[rank] and not ranks.have_met:  # the others would wait for it, and for minutes
+                raise _first_failure(meeting, codes)
+            if codes[rank]:
+                ranks.lose(rank)
+                _say_lost(meeting, rank, codes[rank])
     if all(codes.values()):
         raise _first_failure(meeting, codes)
     return dict.fromkeys(range(nodes))
+
+
+def _end_stopped(ranks: Ranks, stopped: list[int]) -> None:
+    """Ranks that a signal has stopped while the others went on without them, to their end."""
+    who = ", ".join(map(str, stopped))
+    print(f"dgt: the others have ended, and rank {who} is stopped (SIGSTOP): killed", file=sys.stderr, flush=True)
+    ranks.send(signal.SIGKILL)
 
 
 def _say_lost(meeting: str, rank: int, code: int) -> None:
@@ -167,35 +177,21 @@ def _say_lost(meeting: str, rank: int, code: int) -> None:
             print(f"dgt: rank {rank} left: {note.reason}", file=sys.stderr, flush=True)
 
 
-def _lenient_rank(rank: int, nodes: int, job: Job | Script, options: JoinOptions, meeting: str, launcher: int) -> None:
-    world.pose_as(rank, nodes)
+def _loss_tolerant_rank(
+    rank: int, nodes: int, job: Job | Script, options: JoinOptions, meeting: str, launcher: Process
+) -> None:
+    environment.set_rank(rank, nodes)
     _forked_rank(job, options, meeting, launcher)
 
 
 def _own_signals() -> dict[str, Any]:
-    """Leave SIGTERM to us, where torch lets us: it would give ranks half a minute, not the time they need to save."""
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    return {"signals_to_handle": "SIGINT,SIGHUP,SIGQUIT"} if "signals_to_handle" in known else {}
+    """Leave SIGTERM and SIGINT to us, where torch lets us: ranks had half a minute, not the time they need to save.
 
-
-@contextlib.contextmanager
-def _forwarding(meeting: Path, nodes: int) -> Iterator[None]:
-    """Pass SIGTERM and SIGUSR1 on to the ranks, who then stop together; while they start, end at once.
-
-    SIGUSR2, which submitit has Slurm send, is a SIGUSR1 to the ranks.
+    A SIGHUP that is ignored (`nohup`) stays so: torch would end the run with the terminal.
     """
-
-    def forward(number: int, frame: object) -> None:
-        pids = [path.read_text() for path in meeting.glob("pid-*")]
-        if len(pids) < nodes or not all(pids):  # one may be there, and not yet written
-            raise SignalException("while starting", sigval=signal.Signals(number))
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGUSR1 if number == signal.SIGUSR2 else number)
-
-    for number in PASSED_ON:
-        signal.signal(number, forward)
-    yield
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    wanted = "SIGQUIT" if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else "SIGHUP,SIGQUIT"
+    return {"signals_to_handle": wanted} if "signals_to_handle" in known else {}
 
 
 @contextlib.contextmanager
@@ -220,19 +216,27 @@ def _signals_kept() -> Iterator[None]:
     forkserver.start()
     try:
         yield
+    except LaunchError:
+        signals.outcome_is_known()
+        raise
     finally:
+        signals.training_began()
         logging.disable(logging.NOTSET)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher: int) -> Any:
+def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher: Process) -> Any:
     """Entry of a rank started by `start_ranks`."""
     for number in ENDING:  # what the forkserver has them do waits for Python, and gloo does not return to it
         signal.signal(number, signal.SIG_DFL)
-    _die_with_launcher(launcher, meeting)
-    (Path(meeting) / f"pid-{world.placement().rank}").write_text(str(os.getpid()))
-    world.meet_in(Path(meeting) / "store")
+    # torch has the kernel send SIGINT when the forkserver ends: that would be taken for Ctrl-C
+    die_with_parent()
+    _die_with_launcher(launcher)
+    introduce(Path(meeting), environment.placement().rank)
+    environment.set_meeting_file(Path(meeting) / "store")
+    # as in any other process, not as this one was started: that would run a user's script again in every worker
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
 
     def note(rank: int, error: BaseException | Stopped) -> None:
         _note(rank, error).write(Path(meeting))
@@ -247,15 +251,15 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
 
     def say(rank: int, error: BaseException | Stopped) -> None:
         if isinstance(error, Stopped):
-            world.dismiss_torchrun()
+            torchrun.stop_agent()
         note, told = _note(rank, error), rank == 0 or not isinstance(error, (SharedError, Stopped))
-        if told and (path := world.torchrun_error_file()) is not None:
+        if told and (path := environment.agent_error_file()) is not None:
             note.tell_torchrun(path)
         if note.traceback:
             print(note.traceback, file=sys.stderr, flush=True)
         elif told:
             if isinstance(error, PeerError):
-                world.see_torchrun_off()
+                torchrun.watch_agent()
             print(f"dgt: {'' if isinstance(error, Stopped) else 'error: '}{note.reason}", file=sys.stderr, flush=True)
         elif not isinstance(error, Stopped):
             # a launcher ends everyone at the first exit: let rank 0 speak first, then leave with our own code
@@ -272,7 +276,7 @@ def _as_rank(
 ) -> Any:
     """Join, make sure all ranks start the same job, run it; leave at once when it fails."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every rank: end, without a traceback each
-    rank = world.placement().rank
+    rank = environment.placement().rank
     try:
         job, trouble = None, ""
         try:
@@ -280,15 +284,15 @@ def _as_rank(
         except ConfigError as error:
             trouble = str(error)
         settings = options(job) if job is not None else JoinOptions()
-        with world.connect(settings.timeout) as node:
+        with join.connect(settings.timeout) as node:
             share_trouble(node, trouble)
             assert job is not None, "trouble was raised"
             agree(node, {name: str(value) for name, value in dataclasses.asdict(settings).items()})
-            world.settle(node, settings.backend, settings.device)
+            join.settle(node, settings.backend, settings.device)
             result = job.run(node)
         if isinstance(result, Stopped):
             tell(rank, result)
-            _leave_at_once(EXIT_STOPPED)
+            _leave_at_once(result.code)
         return result
     except Exception as error:
         tell(rank, error)
@@ -304,10 +308,10 @@ def _as_script(script: Script, tell: Callable[[int, BaseException | Stopped], No
         runpy.run_path(script.path, run_name="__main__")
     except SystemExit as leave:
         if leave.code:
-            tell(world.placement().rank, RuntimeError(f"{script.path} exited with {leave.code}"))
+            tell(environment.placement().rank, RuntimeError(f"{script.path} exited with {leave.code}"))
             _leave_at_once(leave.code if isinstance(leave.code, int) else EXIT_FAILED)
     except Exception as error:
-        tell(world.placement().rank, error)
+        tell(environment.placement().rank, error)
         _leave_at_once(_note(0, error).code)
 
 
@@ -321,7 +325,10 @@ def _leave_at_once(code: int) -> NoReturn:
 def _first_failure(meeting: str, codes: dict[int, int]) -> LaunchError:
     """The reason behind the others: the first that is not a rank's absence, else who was killed, or missed whom."""
     notes = failures.notes(Path(meeting))
-    first = failures.first(notes, follows=HEARD) if notes else None
+    stopped = [note for note in notes if note.kind == Stopped.__name__]  # agreed on by all who were in the network then
+    first = failures.first(stopped or notes, follows=HEARD) if notes else None
+    if (how := forkserver.ended_by()) and (first is None or first.kind == "PeerError"):
+        return LaunchError(f"the process that forks ranks was ended ({how}), and all ranks with it; out of memory?")
     # whoever notices first that a rank is gone may be seen to end before it
     killed = [(rank, code) for rank, code in codes.items() if code < 0]
     if killed and (first is None or first.kind == "PeerError"):
@@ -342,26 +349,19 @@ def _first_failure(meeting: str, codes: dict[int, int]) -> LaunchError:
 
 def _note(rank: int, end: BaseException | Stopped) -> Failure:
     if isinstance(end, Stopped):
-        return Failure(rank, "Stopped", str(end), EXIT_STOPPED, time.time())
+        return Failure(rank, "Stopped", str(end), end.code, time.time())
     return Failure.of(rank, end)
 
 
-def _die_with_launcher(launcher: int, meeting: str) -> None:
+def _die_with_launcher(launcher: Process) -> None:
     """End this rank when the launcher is gone, however it went, and tidy up in its place.
 
     A parent-death signal would not do: the parent is the forkserver, which lives as long as any rank does.
     """
 
     def watch() -> None:
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(ProcessLookupError):
-                select.select([os.pidfd_open(launcher)], [], [])
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                while True:
-                    os.kill(launcher, 0)
-                    time.sleep(1)
-        shutil.rmtree(meeting, ignore_errors=True)
+        launcher.wait()
+        forkserver.tidy_up(environment.launchers_folder())
         os._exit(EXIT_FAILED)
 
     threading.Thread(target=watch, daemon=True).start()

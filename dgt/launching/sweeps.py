@@ -18,23 +18,24 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.global_hydra import GlobalHydra
 
-from dgt import compose as composing
-from dgt import forkserver
-from dgt.checks import ConfigError
 from dgt.config import Config
-from dgt.failures import EXIT_FAILED, EXIT_STOPPED
-from dgt.launch import PASSED_ON, LaunchError
-from dgt.runs import prepared, run_here, summary_of, tell
-from dgt.training import checkpoint
-from dgt.training.logger import RESULTS, Progress, claim
-from dgt.training.saving import FOLDER
+from dgt.config import compose as composing
+from dgt.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError, LaunchError
+from dgt.launching import forkserver
+from dgt.launching.run import prepared, run_here, summary_of, tell
+from dgt.processes import output
+from dgt.processes.signals import PASSED_ON
+from dgt.runs.folders import has, holds_checkpoints
+from dgt.runs.lines import cut
+from dgt.runs.logger import METRICS, SUPERSEDED, Progress, claim
+from dgt.runs.naming import file_name
 
 FIXED = ("_target_", "submitit_folder", "stderr_to_stdout", "tasks_per_node", "nodes")
 FAILED = "failed.txt"  # why, in a run's directory
@@ -91,27 +92,35 @@ def checked(launcher: Sequence[str], multirun: bool) -> list[str]:
     return told
 
 
-def on_slurm(launcher: Sequence[str], runs: Sequence[list[str]], configs: Sequence[Config]) -> tuple[list[Any], int]:
-    """Hand in a job per run, wait for all; returns the summaries of those that finished, and how many did not."""
+def on_slurm(
+    launcher: Sequence[str], swept: Sequence[Mapping[str, str]], configs: Sequence[Config]
+) -> tuple[list[tuple[int, Any]], int]:
+    """Hand in a job per run, wait for all; returns those that finished, by number and summary, and how many did not.
+
+    `swept` is what the runs differ in.
+    """
     forkserver.stop()  # no rank will be started here
     if len({config.run_dir for config in configs}) > 1:
         raise ConfigError("run_dir: a sweep has one, with a directory for each run below; give one value")
     top = Path(claim(configs[0].run_dir, "sweep")).resolve()
+    folders = [_folder(top, number, differs) for number, differs in enumerate(swept)]
     checked = [
-        prepared(dataclasses.replace(config, run_dir=str(top / str(number))), "nothing").config
-        for number, config in enumerate(configs)
+        prepared(dataclasses.replace(config, run_dir=str(folder)), "nothing").config
+        for folder, config in zip(folders, configs, strict=True)
     ]
-    for number in range(len(configs)):
+    for folder in folders:
         for old in ("summary.json", FAILED):  # of a sweep that is made longer
-            (top / str(number) / old).unlink(missing_ok=True)
+            (folder / old).unlink(missing_ok=True)
     jobs = _hand_in(launcher, Task(checked, str(Path.cwd())), top)
-    return Waiting(top, _names(runs), jobs).until_all_are_over()
+    names = [" ".join(f"{key}={value}" for key, value in differs.items()) for differs in swept]
+    return Waiting(top, names, jobs, folders).until_all_are_over()
 
 
-def _names(runs: Sequence[list[str]]) -> list[str]:
-    """What tells the runs apart."""
-    common = set.intersection(*map(set, runs)) if len(runs) > 1 else set()
-    return [" ".join(word for word in run if word not in common) for run in runs]
+def _folder(top: Path, number: int, swept: Mapping[str, str]) -> Path:
+    """The run's directory: its number and what is swept, 3-strategy_II-lr_0.01; or one that is there by its number."""
+    plain = top / str(number)
+    words = "-".join([str(number), *(f"{key}_{value}" for key, value in swept.items())])
+    return plain if (plain / "config.yaml").exists() else top / file_name(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,7 @@ class Task:
     cwd: str
 
     def __call__(self, drawn: Any) -> None:
+        output.spare_the_run()
         config = self.configs[drawn.run]
         run_dir = Path(str(config.run_dir))
         try:
@@ -141,13 +151,13 @@ class Task:
 
 def _train(config: Config, run_dir: Path) -> None:
     """Begin, or go on after this job was queued again."""
-    if checkpoint.committed(run_dir / FOLDER)[0]:
+    if holds_checkpoints(run_dir):
         config = dataclasses.replace(config, resume="auto", warm_start=False)
-    else:
-        for name in RESULTS:  # of this job, ended before its first checkpoint
-            (run_dir / name).unlink(missing_ok=True)
+    elif has(run_dir / METRICS):  # of this job, ended before its first checkpoint
+        cut(run_dir / METRICS, run_dir / METRICS, -1, run_dir / SUPERSEDED)
+        (run_dir / METRICS).unlink()
     try:
-        run_here(config, "text")
+        run_here(config, {}, "", "text")
     except LaunchError as stop:
         if stop.code not in ASKED_TO_STOP:
             raise
@@ -173,6 +183,7 @@ def _hand_in(launcher: Sequence[str], task: Task, top: Path) -> list[str]:
     quoted = str(top).replace("'", "\\'")
     own = [
         f"hydra.sweep.dir='{quoted}'",
+        "hydra.sweep.subdir=.",  # runs make directories of their own
         "hydra.output_subdir=null",
         "hydra/job_logging=none",
         "hydra/hydra_logging=none",
@@ -229,9 +240,10 @@ class Waiting:
     top: Path
     names: list[str]
     jobs: list[str]
+    folders: list[Path]
     over_since: dict[int, float] = field(default_factory=dict)
 
-    def until_all_are_over(self) -> tuple[list[Any], int]:
+    def until_all_are_over(self) -> tuple[list[tuple[int, Any]], int]:
         array = self.jobs[0].partition("_")[0]
         tell(f"job {array}: {len(self.jobs)} run(s) in {self.top}")
         progress = Progress(len(self.jobs), f"job {array}", lines=len(self.jobs), unit="run")
@@ -240,7 +252,7 @@ class Waiting:
             with _ended_like_interrupted():
                 while waiting:
                     states = _states()
-                    done |= {number for number in waiting if (self.top / str(number) / "summary.json").exists()}
+                    done |= {number for number in waiting if (self.folders[number] / "summary.json").exists()}
                     waiting -= done
                     waiting -= {number for number in waiting if self._is_lost(number, states)}
                     running = sum((states or {}).get(self.jobs[number]) == "RUNNING" for number in waiting)
@@ -253,11 +265,12 @@ class Waiting:
             raise LaunchError(words, 128 + signal.SIGINT) from None
         finally:
             progress.close()
-        return [summary_of(self.top / str(number)) for number in sorted(done)], len(self.jobs) - len(done)
+        found = [(number, summary_of(self.folders[number])) for number in sorted(done)]
+        return found, len(self.jobs) - len(done)
 
     def _is_lost(self, number: int, states: dict[str, str] | None) -> bool:
         """Whether a run has no summary and will have none; says why."""
-        job, note = self.jobs[number], self.top / str(number) / FAILED
+        job, note = self.jobs[number], self.folders[number] / FAILED
         state = "" if states is None else states.get(job, GONE)
         if state not in (*OVER, GONE):
             self.over_since.pop(number, None)

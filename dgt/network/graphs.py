@@ -14,13 +14,15 @@ import networkx as nx
 import numpy as np
 from scipy.spatial import cKDTree
 
-from dgt.checks import ConfigError, check_range
-from dgt.config import TopologyConfig
+from dgt.config import TopologyConfig, files
+from dgt.config.checks import check_range
+from dgt.errors import ConfigError
 from dgt.network.swaps import improved
 from dgt.network.tailored import build_graph_from_weights, default_average_degree
 from dgt.network.weights import Weights, normalise
 
 DENSE = 2000  # nodes up to which erdos_renyi draws a number for every pair
+MOST_BYTES = 512 * 2**20  # of a file of edges
 MOST_EDGES = 10_000_000  # some three gigabytes as a networkx graph
 
 
@@ -131,7 +133,7 @@ def from_edge_list(path: str | Path, n: int) -> nx.Graph:
     """One edge 'i j' (or 'i,j') per line, nodes counted from 0, '#' starts a comment."""
     edges = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = files.read_text(path, MOST_BYTES).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"topology.path={path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, start=1):

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from dgt.checks import ConfigError, check_choice, check_range
 from dgt.config import STRATEGIES
+from dgt.config.checks import check_choice, check_range
+from dgt.errors import ConfigError
 from dgt.network.graphs import check as check_graph
 from dgt.network.weights import Weights, normalise, uniform
 

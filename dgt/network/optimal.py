@@ -16,7 +16,7 @@ import networkx as nx
 import numpy as np
 import scipy.sparse
 
-from dgt.checks import ConfigError
+from dgt.errors import ConfigError
 from dgt.network.mixing import edge_array, mixing_matrix
 from dgt.network.spectral import Spectrum, spectrum_of
 from dgt.network.weights import Weights

@@ -20,7 +20,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from dgt.checks import ConfigError
+from dgt.errors import ConfigError
 from dgt.network.mixing import mixing_matrix
 from dgt.network.weights import Weights
 

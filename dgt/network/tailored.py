@@ -9,7 +9,7 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from dgt.checks import check_range
+from dgt.config.checks import check_range
 from dgt.network.swaps import joined_up
 from dgt.network.weights import Weights
 

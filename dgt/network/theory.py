@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from dgt.checks import ConfigError
+from dgt.errors import ConfigError
 from dgt.network.mixing import strategy
 from dgt.network.spectral import spectral_gap
 from dgt.network.weights import Weights, uniform

@@ -6,16 +6,20 @@ weights = dgt.weights.normalise([3, 1, 2])  # your own, scaled to sum n
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from dgt.checks import ConfigError, check_choice
-from dgt.config import WeightsConfig
+from dgt.config import WeightsConfig, files
+from dgt.config.checks import check_choice
+from dgt.errors import ConfigError
 
 Weights = npt.NDArray[np.float64]
+MOST_BYTES = 256 * 2**20  # of a file
 
 # The four prescribed vectors of the paper's experiments, 16, 16, 32 and 64 nodes.
 PAPER: dict[str, list[float]] = {
@@ -81,7 +85,7 @@ def from_file(path: str | Path) -> Weights:
     try:
         if path.suffix == ".npy":
             return normalise(_stored_vector(path))
-        lines = (line.split("#")[0] for line in path.read_text(encoding="utf-8").splitlines())
+        lines = (line.split("#")[0] for line in files.read_text(path, MOST_BYTES).splitlines())
         return normalise([float(word) for line in lines for word in line.replace(",", " ").split()])
     except ConfigError as error:
         raise ConfigError(f"{error} (in {path})") from None
@@ -93,10 +97,24 @@ def from_file(path: str | Path) -> Weights:
 
 
 def _stored_vector(path: Path) -> npt.NDArray[np.float64]:
-    stored = np.load(path, allow_pickle=False)
+    data = files.read(path, MOST_BYTES)
+    _refuse_announced(data)
+    stored = np.load(io.BytesIO(data), allow_pickle=False)
     if not isinstance(stored, np.ndarray) or stored.dtype.kind not in "fiu":
         raise ValueError(f"found {getattr(stored, 'dtype', 'an archive of arrays')}")
     return stored
+
+
+def _refuse_announced(data: bytes) -> None:
+    """numpy makes room for as many numbers as a file says that it has, before it looks for them."""
+    if not data.startswith(np.lib.format.MAGIC_PREFIX):
+        return
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = header(file)
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data):
+        raise ValueError(f"shorter than the {math.prod(shape)} numbers that it announces")
 
 
 def from_config(config: WeightsConfig, nodes: int | None, data_sizes: Sequence[int] | None = None) -> Weights:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from dgt.checks import ConfigError
 from dgt.config import Cifar10Config, Config, LeastSquaresConfig, TextConfig
 from dgt.data import cifar10
 from dgt.data.partition import shard_sizes
+from dgt.errors import ConfigError
 from dgt.network.weights import Weights
 from dgt.problems import custom, images, text
 from dgt.problems.base import Problem, ProblemContext

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dgt.checks import ConfigError
 from dgt.config import CustomConfig
+from dgt.errors import ConfigError
 from dgt.problems.base import Problem, ProblemContext
 
 

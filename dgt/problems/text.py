@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dgt.checks import ConfigError
 from dgt.config import TextConfig
 from dgt.data.batches import WINDOW, generator
 from dgt.data.partition import shard_sizes
+from dgt.errors import ConfigError
 from dgt.models.transformer import CharTransformer
 from dgt.network.weights import Weights
 from dgt.problems.base import ProblemContext

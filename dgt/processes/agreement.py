@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from dgt.checks import ConfigError, SharedError
-from dgt.node import Node
+from dgt.errors import ConfigError, SharedError
+from dgt.processes.node import Node
 
 Made = TypeVar("Made")
 
@@ -30,7 +30,8 @@ def agree(node: Node, facts: Mapping[str, str]) -> None:
         digest = hashlib.sha256(text.encode()).digest()[:DIGEST]
         row = name.encode()[:NAME].ljust(NAME) + text.encode()[:TEXT].ljust(TEXT) + digest
         table[slot] = torch.frombuffer(bytearray(row), dtype=torch.uint8)
-    tables = node.gather(table)
+    with node.during(f"the check that ranks agree on {', '.join(facts)}"[:100]):
+        tables = node.gather(table)
     for slot in range(SLOTS):
         if (tables[:, slot] == tables[0, slot]).all():
             continue
@@ -55,21 +56,24 @@ def share_trouble(node: Node, trouble: str) -> None:
     text = torch.zeros(MESSAGE, dtype=torch.uint8)
     said = trouble.encode()[:MESSAGE]
     text[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else 0
-    messages = [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in node.gather(text)]
+    with node.during("the question whether anything is wrong"):
+        rows = node.gather(text)
+    messages = [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
     troubled = [rank for rank, message in enumerate(messages) if message]
     if troubled:
         where = "" if len(troubled) == node.size or troubled == [0] else f" (on rank {troubled[0]})"
         raise SharedError(messages[troubled[0]] + where)
 
 
-def told_by_main(node: Node, text: str, most: int = 4096) -> str:
+def broadcast_text(node: Node, text: str, most: int = 4096) -> str:
     """Rank 0's text, on every rank."""
     table = torch.zeros(most, dtype=torch.uint8)
     said = text.encode()
     if len(said) > most:
         raise SharedError(f"{text[:60]}...: longer than {most} bytes")
     table[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8) if said and node.is_main else 0
-    return bytes(node.sum(table).tolist()).rstrip(b"\0").decode()
+    with node.during("hearing from rank 0"):
+        return bytes(node.sum(table).tolist()).rstrip(b"\0").decode()
 
 
 def _who_has_what(rows: list[bytes]) -> str:

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dgt.checks import ConfigError, TrainingError
-from dgt.notices import PeerError, WireError
+from dgt.config import files
+from dgt.errors import EXIT_BAD_INPUT, EXIT_FAILED, ConfigError, PeerError, TrainingError, WireError, printable
 
 EXPECTED = (ConfigError, PeerError, WireError, TrainingError)  # told in a line; else with a traceback
-EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
-EXIT_STOPPED = os.EX_TEMPFAIL  # 75: asked to stop, and ready to be resumed
 FOLDER = "failures"
+MOST_NOTES = 10_000  # ranks
+MOST_BYTES = 2**20  # of a note, traceback and all
+LATEST = 2.5e11  # seconds: the calendar ends in the year 9999
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,32 @@ class Failure:
 
 def notes(folder: Path) -> list[Failure]:
     """What ranks wrote there, the first rank first."""
-    return [_read(path) for path in sorted(folder.glob(f"rank-{5 * '[0-9]'}.json"))]
+    return [_read(path) for path in sorted(folder.glob(f"rank-{5 * '[0-9]'}.json"))[:MOST_NOTES]]
 
 
 def _read(path: Path) -> Failure:
     try:
-        return Failure(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:  # a damaged disk, somebody else's file
-        reason = f"its note {path} cannot be read ({getattr(error, 'strerror', None) or 'damaged'})"
-        written = path.stat().st_mtime
+        return read_note(path)
+    except (OSError, ValueError) as error:  # a damaged disk, somebody else's file
+        why = getattr(error, "strerror", None) or "damaged"
+        reason = f"its note {printable(str(path))} cannot be read ({why})"
+        written = path.lstat().st_mtime if os.path.lexists(path) else 0.0
         return Failure(int(path.stem[-5:]), PeerError.__name__, reason, EXIT_FAILED, written, "unknown host")
+
+
+def read_note(path: Path) -> Failure:
+    """One rank's note; `ValueError` where it is damaged, `OSError` where it cannot be read."""
+    found = files.parsed_json(files.read_text(path, MOST_BYTES))
+    words = ("kind", "reason", "host", "traceback")
+    if not isinstance(found, dict) or not all(isinstance(found.get(name, ""), str) for name in words):
+        raise ValueError("not a note")
+    rank, code, when = (found.get(name) for name in ("rank", "code", "time"))
+    if not isinstance(rank, int) or not isinstance(code, int) or not isinstance(when, int | float):
+        raise ValueError("not a note")
+    if rank < 0 or not 0 <= when < LATEST:
+        raise ValueError("not a note")
+    kind, reason, host = (printable(found.get(name, "")) for name in words[:3])
+    return Failure(rank, kind, reason, code, when, host, printable(found.get("traceback", ""), lines=True))
 
 
 def first(failures: Sequence[Failure], follows: str = "") -> Failure:
@@ -91,7 +108,7 @@ def first(failures: Sequence[Failure], follows: str = "") -> Failure:
 
 def of_run(run_dir: Path) -> list[Failure]:
     """Why the last start of this run failed, rank by rank; none if it finished, or was ended without a word."""
-    starts = sorted((run_dir / FOLDER).glob("*/"))
+    starts = sorted(path for path in (run_dir / FOLDER).glob("*/") if path.is_dir())
     return notes(starts[-1]) if starts and not _finished(run_dir, starts[-1:]) else []
 
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
+_GOODBYE = struct.Struct("<4sQ52x")
+_BYE = b"bye2"
 
-class PeerError(RuntimeError):
-    """Another rank did not answer in time, or its connection is gone."""
+
+def goodbye(steps: int) -> bytes:
+    """The message of a rank that has left in good order, to neighbours who may wait for its next one: 64 bytes."""
+    return _GOODBYE.pack(_BYE, steps)
 
 
-class WireError(RuntimeError):
-    """A message that is not the one asked for: stale, short, of another layout, or damaged."""
+def steps_at_goodbye(head: bytes) -> int | None:
+    """How many steps the rank that has left made; None if this is the head of another message."""
+    mark, steps = _GOODBYE.unpack(head)
+    return int(steps) if mark == _BYE else None
+
+
+def has_left(node: int, who: str, steps: int, where: str) -> str:
+    """What is wrong when another rank has left and this one goes on, and what to do about it."""
+    return (
+        f"node {node}: {who} has left after {steps} steps, this node is {where}: do all ranks make the same number of "
+        "steps? `for batch in dgt.even_steps(loader, node):` makes them agree"
+    )
 
 
 NEVER = 2**32 - 1
@@ -39,11 +54,15 @@ class Notices:
         self.save_asked = False
 
 
+# in what gloo and nccl say of a connection that has ended; the last is in every error of gloo's sockets
+GONE = ("connection", "closed", "reset", "broken pipe", "socket", "remote", "is gone", "gloo/transport")
+
+
 def absence(error: Exception, timeout: float) -> str:
     """What gloo's or nccl's error says of a missing peer, in plain words; other errors are raised again."""
     text = str(error).lower()
     if isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text:
         return f"did not answer within {timeout:g} s"
-    if any(word in text for word in ("connection", "closed", "reset", "broken pipe", "socket", "remote", "is gone")):
+    if any(word in text for word in GONE):
         return "is gone (connection closed)"
     raise error

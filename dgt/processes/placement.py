@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from dgt.checks import ConfigError, SharedError
+from dgt.errors import ConfigError, SharedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,16 @@ def slurm_rendezvous(variables: Mapping[str, str]) -> tuple[str, int]:
         return host, int(variables.get("MASTER_PORT", 20000 + number % 12000))
     except ValueError:
         raise ConfigError(f"MASTER_PORT={variables['MASTER_PORT']}: a number, or leave it out") from None
+
+
+def rendezvous_endpoint(words: Sequence[str]) -> tuple[str, int] | None:
+    """('host1', 29500) of a torchrun's command line, `--rdzv-endpoint host1:29500`; None where it does not say so."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in ("--rdzv-endpoint", "--rdzv_endpoint"):
+            host, colon, port = (value if equals else following).rpartition(":")
+            return (host, int(port)) if colon and port.isdecimal() else None
+    return None
 
 
 def first_host(nodes: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import secrets
 import socket
 import time
@@ -11,14 +10,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dgt.checks import ConfigError, TrainingError
-from dgt.notices import PeerError
+from dgt.errors import ConfigError, PeerError, SilenceError
+from dgt.processes import forks, probing
 
 if TYPE_CHECKING:  # the `dgt` command asks where it is while torch is still on its way
     import torch.distributed as dist
-
-
-ALARM = "dgt/alarm"
 
 
 def tcp_store(host: str, port: int, rank: int, size: int, patience: timedelta) -> dist.Store:
@@ -44,56 +40,67 @@ def _listener(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
 
 
-def await_answer(host: str, port: int, patience: timedelta) -> None:
+def await_answer(host: str, port: int, patience: timedelta, silent: timedelta | None = None) -> None:
     """Wait until somebody listens there. torch would wait more than twice as long, and end with a page of its own.
 
-    A misspelt host is found out at once.
+    `SilenceError` where nothing at all comes back for `silent`. A misspelt host is found out at once.
     """
     try:
         socket.getaddrinfo(host, port)
     except OSError:
         raise ConfigError(f"MASTER_ADDR={host}: no such host; give a name or address that all hosts know") from None
-    deadline = time.monotonic() + patience.total_seconds()
+    since, refused = time.monotonic(), False
     while True:
         try:
             socket.create_connection((host, port), timeout=5).close()
             return
         except OSError as error:
-            if time.monotonic() > deadline:
+            refused = refused or not isinstance(error, TimeoutError)
+            waited = timedelta(seconds=time.monotonic() - since)
+            if silent is not None and not refused and waited > silent:
+                raise SilenceError(f"no answer at all for {silent.total_seconds():g} s") from None
+            if waited > patience:
                 what = f"nobody answered for {patience.total_seconds():g} s: {error.strerror or error}"
                 raise RuntimeError(what) from None
         time.sleep(0.2)
 
 
-def in_vain(rank: int, place: str, error: RuntimeError) -> PeerError:
+def rendezvous_error(rank: int, place: str, error: RuntimeError) -> PeerError:
     """Ranks did not find each other: where they looked, and what is usually wrong."""
     what = str(error).splitlines()[0]
-    hint = "did all ranks start, is that host reachable, is GLOO_SOCKET_IFNAME the network between hosts?"
+    if not probing.loopback_is_up() and "127.0.0.1" in (place or "127.0.0.1"):
+        return PeerError(f"rank {rank}: {probing.DOWN}")
+    hint = "did all ranks start, is that host reachable, is GLOO_SOCKET_IFNAME the network between hosts"
+    hint = f"{hint}, does a firewall close their ports (launch/cluster.md, Ports)?" if place else f"{hint}?"
     return PeerError(f"rank {rank}: could not meet the other ranks{place} ({what}); {hint}")
 
 
-def room(store: dist.Store, name: str) -> dist.Store:
+def prefixed(store: dist.Store, name: str) -> dist.Store:
     """A part of the store for those who know its name."""
     import torch.distributed as dist
 
     return dist.PrefixStore(name, store)
 
 
-def fresh_room(store: dist.Store, own_rank: int, size: int, patience: timedelta) -> dist.Store:
+def new_prefix(
+    store: dist.Store, own_rank: int, size: int, patience: timedelta, look: Callable[[], None] = lambda: None
+) -> dist.Store:
     """A corner of torchrun's store that no earlier start of these ranks has used.
 
     torchrun keeps its store when it restarts ranks, with the addresses of dead ones in it, and its count of restarts
     differs between hosts. So every rank leaves a word of its own, rank 0 answers each word with the room's name,
     and answers again where a rank leaves a new word; only a rank that lives can know that its word was answered.
+    `look` may raise while rank 0 waits for the others.
     """
     word = secrets.token_hex(8)
     store.set(f"dgt/word/{own_rank}", word)
     if own_rank:
         name = store.get(f"dgt/answer/{own_rank}/{word}").decode()
         store.set(f"dgt/there/{name}/{own_rank}", "1")
-        return room(store, name)
+        return prefixed(store, name)
     answered: dict[int, bytes] = {}
-    missing, deadline = set(range(1, size)), time.monotonic() + patience.total_seconds()
+    looked = time.monotonic()
+    missing, deadline = set(range(1, size)), looked + patience.total_seconds()
     while missing:
         for rank in sorted(missing):
             theirs = store.get(f"dgt/word/{rank}") if store.check([f"dgt/word/{rank}"]) else b""
@@ -104,17 +111,45 @@ def fresh_room(store: dist.Store, own_rank: int, size: int, patience: timedelta)
                 missing.discard(rank)
         if time.monotonic() > deadline:
             raise RuntimeError(f"ranks {sorted(missing)[:8]} did not come within {patience.total_seconds():g} s")
+        if missing and time.monotonic() > looked + 1:
+            look()
+            looked = time.monotonic()
         time.sleep(0.01)
-    return room(store, word)
+    return prefixed(store, word)
 
 
 def join_group(store: dist.Store, rank: int, size: int, patience: timedelta) -> dict[str, dist.ProcessGroup]:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
+    with forks.sockets_kept_from_children():
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
     control = dist.group.WORLD
     assert control is not None
     return {"control": control, "data": control}
+
+
+def group_within(patience: timedelta) -> dict[str, dist.ProcessGroup]:
+    """A gloo group of dgt's own among the ranks of a process group that somebody else has made, and will destroy."""
+    import torch.distributed as dist
+
+    with forks.sockets_kept_from_children():
+        control = dist.new_group(backend="gloo", timeout=patience)
+    assert isinstance(control, dist.ProcessGroup)
+    return {"control": control, "data": control}
+
+
+def leave_groups(groups: dict[str, dist.ProcessGroup]) -> None:
+    """Forget these groups; the last reference to one ends its threads and closes its connections."""
+    import torch.distributed as dist
+
+    if dist.group.WORLD in groups.values():
+        groups.clear()
+        dist.destroy_process_group()
+        return
+    while groups:
+        _, group = groups.popitem()
+        if group not in groups.values():
+            dist.destroy_process_group(group)
 
 
 def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
@@ -122,34 +157,3 @@ def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
 
     change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name
     change(timedelta(seconds=seconds), group)
-
-
-def reunion(
-    store: dist.Store,
-    members: list[int],
-    name: int,
-    iteration: int,
-    lost: Callable[[], set[int]],
-    patience: float,
-) -> tuple[list[int], int]:
-    """Those who are left after a loss agree on who they are, and on the furthest iteration any of them has reached.
-
-    Everybody says that it is there. Whoever sees that each member is there or known to be lost writes the decision,
-    once and for all; the first one counts. Without a launcher that knows who is lost, time decides.
-    """
-    place = "reunion-" + "-".join(map(str, members))
-    store.set(f"{place}/there/{name}", str(iteration))
-    deadline = time.monotonic() + patience
-    while not store.check([f"{place}/decision"]):
-        if store.check([ALARM]):
-            raise TrainingError(store.get(ALARM).decode())
-        there = [member for member in members if store.check([f"{place}/there/{member}"])]
-        if set(members) <= {*there, *lost()} or time.monotonic() > deadline:
-            furthest = max(int(store.get(f"{place}/there/{member}")) for member in there)
-            store.compare_set(f"{place}/decision", "", json.dumps([there, furthest]))
-        else:
-            time.sleep(0.02)
-    there, furthest = json.loads(store.get(f"{place}/decision"))
-    if name not in there:
-        raise TrainingError(f"node {name} came too late: the others went on without it")
-    return there, furthest

@@ -8,6 +8,7 @@ A line for every combination of the config keys that differ; the seed is what me
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from dgt.report import measures
+from dgt.config import files
 from dgt.report.groups import NAMED, Array, Group, grouped
-from dgt.report.runs import Run, is_number, problems_of
 from dgt.report.tables import markdown_table, table
+from dgt.runs import measures
+from dgt.runs.reader import Run, is_number, problems_of
 
 LATE = 0.8  # the last fifth of a run's iterations
 FEW = 4  # metrics in the terminal; the files have all
@@ -74,7 +76,7 @@ def _line(group: Group) -> Line:
         group.choices,
         len(group.runs),
         end={name: np.array([_end(run, name) for run in group.runs]) for name in names},
-        late={name: np.array([_late(run, name) for run in group.runs]) for name in names},
+        late={name: np.array([late_mean(run, name) for run in group.runs]) for name in names},
     )
     of = len(group.runs) + (len(group.unfinished) if group.is_finished else 0)
     if group.unfinished and group.is_finished:
@@ -96,7 +98,8 @@ def _end(run: Run, metric: str) -> float:
     return float(values[-1]) if values else math.nan
 
 
-def _late(run: Run, metric: str) -> float:
+def late_mean(run: Run, metric: str) -> float:
+    """Over the last fifth of the iterations; not a number where one of its values is none."""
     start = LATE * run.records[-1]["iteration"]
     late = [record[metric] for record in run.records if record["iteration"] >= start and is_number(record.get(metric))]
     return math.fsum(late) / len(late) if late and np.isfinite(late).all() else math.nan
@@ -121,13 +124,13 @@ def write(runs: Sequence[Run], directory: str | Path) -> str:
     found = parts(runs)
     rows = csv_rows(found)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with (directory / "table.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-    words = text(found, runs)
-    (directory / "table.md").write_text(markdown(found, runs), encoding="utf-8")
-    return words
+    table_ = io.StringIO(newline="")
+    writer = csv.DictWriter(table_, names, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write(directory / "table.csv", table_.getvalue())
+    files.write(directory / "table.md", markdown(found, runs))
+    return text(found, runs)
 
 
 def csv_rows(found: Sequence[Part]) -> list[dict[str, Any]]:

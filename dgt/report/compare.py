@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from dgt.checks import ConfigError
-from dgt.report import measures
+from dgt.config import files, plain_yaml
+from dgt.errors import ConfigError, printable
 from dgt.report.groups import Curve, curve, grouped
-from dgt.report.measures import ACCURACY
-from dgt.report.runs import COMPARISON, FINISHED, Run, not_ended, read_json
 from dgt.report.tables import table
+from dgt.runs import measures
+from dgt.runs.measures import ACCURACY
+from dgt.runs.reader import COMPARISON, FINISHED, MOST_METRICS, MOST_RUNS, Run, not_ended, read_json
 
 CELL = ("weights", "topology", "strategy")
+FEW = 3  # of a problem's own metrics in the terminal; summary.json has all
+MOST_BYTES, MOST_PLAN = 256 * 2**20, 16 * 2**20
 
 
 def runs_of(directory: str | Path) -> list[Run]:
@@ -27,15 +29,20 @@ def runs_of(directory: str | Path) -> list[Run]:
     configs = _configs(directory)
     found: dict[tuple[str, ...], Run] = {}
     try:
-        with (directory / COMPARISON).open(newline="", encoding="utf-8", errors="replace") as file:
-            for row in csv.DictReader(file):
-                record = _record(row)
-                if record is not None:
-                    cell = tuple(str(row[key]) for key in CELL)
-                    run = found.setdefault((*cell, str(row["seed"])), _run(directory, configs, cell, str(row["seed"])))
-                    run.records.append(record)
+        lines = files.read_text(directory / COMPARISON, MOST_BYTES, errors="replace").splitlines()
+        for row in csv.DictReader(lines):
+            record = _record(row)
+            if record is not None:
+                cell, seed = tuple(str(row[key]) for key in CELL), str(row["seed"])
+                if (*cell, seed) not in found:
+                    found[(*cell, seed)] = _run(directory, configs, cell, seed)
+                found[(*cell, seed)].records.append(record)
+                if len(found) > MOST_RUNS:
+                    raise ConfigError(f"{directory / COMPARISON}: more than {MOST_RUNS} runs in there")
     except OSError as error:
         raise ConfigError(f"{directory / COMPARISON}: {error.strerror}") from None
+    except csv.Error as error:
+        raise ConfigError(f"{directory / COMPARISON}: not a table that dgt compare wrote ({error})") from None
     environment = read_json(directory, "environment.json", [], dict)
     longest = max((run.records[-1]["iteration"] for run in found.values()), default=0)
     for run in found.values():
@@ -48,15 +55,16 @@ def runs_of(directory: str | Path) -> list[Run]:
 def _configs(directory: Path) -> dict[tuple[str, ...], Any]:
     """The config of every cell; without one, its names are still in the CSV."""
     try:
-        plan = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
+        plan = plain_yaml.parsed(files.read_text(directory / "config.yaml", MOST_PLAN))
         return {tuple(str(cell[key]["name"]) for key in CELL): cell for cell in plan["cells"]}
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
 def _run(directory: Path, configs: Mapping[tuple[str, ...], Any], cell: tuple[str, ...], seed: str) -> Run:
     config = configs.get(cell, dict(zip(CELL, cell, strict=True)))
-    return Run(directory, f"{directory.name} {' '.join(cell)} seed {seed}", config={**config, "seed": seed})
+    name = printable(f"{directory.name} {' '.join(cell)} seed {seed}")
+    return Run(directory, name, config={**config, "seed": seed})
 
 
 def _record(row: Mapping[str | None, str | None]) -> dict[str, Any] | None:
@@ -64,7 +72,13 @@ def _record(row: Mapping[str | None, str | None]) -> dict[str, Any] | None:
     try:
         if None in row or None in row.values() or not all(row[key] for key in (*CELL, "seed")):
             return None
-        numbers = {str(key): value for key, value in row.items() if key not in (*CELL, "seed", "iteration") and value}
+        numbers = {
+            printable(str(key)): value
+            for key, value in row.items()
+            if key not in (*CELL, "seed", "iteration") and value
+        }
+        if len(str(row["iteration"])) > 18 or len(numbers) > MOST_METRICS:
+            return None
         return {"iteration": int(str(row["iteration"])), **{key: float(str(value)) for key, value in numbers.items()}}
     except (KeyError, ValueError):
         return None
@@ -88,10 +102,10 @@ def cells(runs: Sequence[Run], metric: str) -> dict[tuple[str, str], dict[str, C
 def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """One row per (weights, topology): the late mean of both strategies, their ratio, and which is lower.
 
-    The ratio is None where Strategy I is at 0.
+    The ratio is None where Strategy I is at 0. Then every other metric at the end: 'accuracy I', 'accuracy II', ...
     """
     measure = measure_of(runs)
-    accuracies = cells(runs, ACCURACY.metric)
+    further = {name: cells(runs, name) for name in _further(runs)}
     rows = []
     for cell, curves in cells(runs, measure.metric).items():
         if not {"I", "II"} <= set(curves):
@@ -100,15 +114,36 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
         lower = "equal" if np.isclose(one, two, rtol=1e-9, atol=0) else "II" if two < one else "I"
         ratio = two / one if one else None
         row = {"weights": cell[0], "topology": cell[1], "I": one, "II": two, "II/I": ratio, "lower": lower}
-        for name, accuracy in accuracies.get(cell, {}).items():
-            row[f"accuracy {name}"] = float(accuracy.values[-1].mean())
+        for metric, of_cells in further.items():
+            for name, values in of_cells.get(cell, {}).items():
+                row[f"{metric} {name}"] = _at_end(values)
         rows.append(row)
     return rows
 
 
+def _at_end(values: Curve) -> float | None:
+    """The mean of the seeds that were measured at the end; None where none was, or it is no number."""
+    last = values.values[-1]
+    known = last[np.isfinite(last)]
+    return float(known.mean()) if known.size else None
+
+
+def _further(runs: Sequence[Run]) -> list[str]:
+    """Measures of a model, and what a problem reports of its own."""
+    measured = dict.fromkeys(name for run in runs for name in run.metrics)
+    paper = (measures.GRADIENT.metric, measures.DISTANCE.metric, measures.LOSS.metric, "consensus", *measures.UPKEEP)
+    found = [name for name in measured if name not in paper]
+    return sorted(found, key=lambda name: name != ACCURACY.metric)  # the others stay in their order
+
+
+def _own(runs: Sequence[Run]) -> list[str]:
+    """What a problem reports that dgt does not know by name."""
+    return [name for name in _further(runs) if name not in measures.BY_METRIC]
+
+
 def text(rows: Sequence[dict[str, Any]], runs: Sequence[Run], seeds: int) -> str:
     """The table for the terminal, with the verdict in a sentence."""
-    measure = measure_of(runs)
+    measure, own = measure_of(runs), _own(runs)
     shown = [
         {
             "weights": row["weights"],
@@ -117,7 +152,8 @@ def text(rows: Sequence[dict[str, Any]], runs: Sequence[Run], seeds: int) -> str
             "Strategy II": f"{row['II']:.4g}",
             "II/I": "I is 0" if row["II/I"] is None else f"{row['II/I']:.3f}",
             "lower": row["lower"],
-            **{name: f"{value:.1%}" for name, value in row.items() if name.startswith("accuracy")},
+            **{name: _word(row.get(name), ".1%") for name in _columns([ACCURACY.metric]) if name in row},
+            **{name: _word(row.get(name), ".4g") for name in _columns(own[:FEW]) if name in row},
         }
         for row in rows
     ]
@@ -125,10 +161,20 @@ def text(rows: Sequence[dict[str, Any]], runs: Sequence[Run], seeds: int) -> str
     verdict = f"Strategy II is at or below Strategy I in {wins} of {len(rows)} cells."
     if not rows:
         return "nothing to compare by: the problem reports neither a gradient norm nor a loss"
-    accuracy = "; accuracy at the end" if "accuracy I" in rows[0] else ""
+    at_end = [ACCURACY.metric] * ("accuracy I" in rows[0]) + own[:FEW]
+    further = f"; {', '.join(at_end)} at the end" if at_end else ""
     number = f"{seeds} seed{'s' if seeds > 1 else ''}"
-    what = f"{measure.label}, mean of the {measure.late_words} of the iterations{accuracy}, {number}"
-    return f"{what}\n\n{table(shown)}\n\n{verdict}"
+    what = f"{measure.label}, mean of the {measure.late_words} of the iterations{further}, {number}"
+    left = f"\nmore metrics at the end in summary.json: {', '.join(own[FEW:])}" if own[FEW:] else ""
+    return f"{what}\n\n{table(shown)}\n\n{verdict}{left}"
+
+
+def _word(value: float | None, digits: str) -> str:
+    return "" if value is None else format(value, digits)
+
+
+def _columns(metrics: Sequence[str]) -> list[str]:
+    return [f"{metric} {name}" for metric in metrics for name in ("I", "II")]
 
 
 def write(rows: Sequence[dict[str, Any]], runs: Sequence[Run], directory: str | Path) -> None:
@@ -136,6 +182,6 @@ def write(rows: Sequence[dict[str, Any]], runs: Sequence[Run], directory: str | 
     from dgt.report import curves  # matplotlib takes half a second to load
 
     directory = Path(directory)
-    (directory / "summary.json").write_text(json.dumps(list(rows), indent=2) + "\n", encoding="utf-8")
+    files.write(directory / "summary.json", json.dumps(list(rows), indent=2) + "\n")
     for name, measure in (("compare", measure_of(runs)), ("accuracy", ACCURACY)):
         curves.write(runs, measure, directory / "figures" / name)

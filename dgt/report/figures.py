@@ -17,13 +17,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dgt.config import files
 from dgt.network.gaps import gap_table
 from dgt.network.weights import PAPER
-from dgt.report import curves, gaps, matrices, measures, style
-from dgt.report.measures import ACCURACY, GRADIENT, LOSS
+from dgt.report import curves, gaps, matrices, style
 from dgt.report.networks import nodes_of
-from dgt.report.runs import Run, is_number, problems_of
+from dgt.runs import measures
+from dgt.runs.measures import ACCURACY, GRADIENT, LOSS
+from dgt.runs.reader import Run, is_number, problems_of
 
+MOST_FIGURES = 500  # some ten minutes
 Job = tuple[str, Callable[[], list[Path]]]  # what it is called, and how it is drawn
 
 
@@ -34,7 +37,13 @@ def write(
 
     A figure that cannot be drawn is told on standard error, and the others are drawn all the same.
     """
-    jobs = plan(runs, Path(directory))
+    directory = Path(directory)
+    jobs = plan(runs, directory)
+    for folder in folders(runs, directory):
+        files.make_folder(folder, below=directory.parent)
+    if len(jobs) > MOST_FIGURES:
+        print(f"dgt: {len(jobs)} figures: only the first {MOST_FIGURES} are drawn; name fewer runs", file=sys.stderr)
+        jobs = jobs[:MOST_FIGURES]
     written = []
     for number, (name, draw) in enumerate(jobs):
         try:
@@ -53,12 +62,21 @@ def write(
 def plan(runs: Sequence[Run], directory: Path) -> list[Job]:
     """The figures there will be; runs of different problems have a folder each."""
     runs = [run for run in runs if run.records]
-    names = problems_of(runs)
     jobs = []
-    for name in names:
-        folder = directory / _file_name(name) if len(names) > 1 else directory
+    for name, folder in _by_problem(runs, directory).items():
         jobs += _of_problem([run for run in runs if run.choice("problem") == name], folder)
     return jobs + _of_networks(runs, directory)
+
+
+def folders(runs: Sequence[Run], directory: Path) -> list[Path]:
+    """Where these figures go."""
+    own = _by_problem([run for run in runs if run.records], directory).values()
+    return [directory, *own, *(folder / "column" for folder in own)]
+
+
+def _by_problem(runs: Sequence[Run], directory: Path) -> dict[str, Path]:
+    names = problems_of(runs)
+    return {name: directory / _file_name(name) if len(names) > 1 else directory for name in names}
 
 
 def _file_name(words: str) -> str:

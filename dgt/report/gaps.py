@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from dgt.checks import ConfigError
-from dgt.config import TopologyConfig
+from dgt.config import TopologyConfig, files
+from dgt.errors import ConfigError
 from dgt.report import matrices, style
 from dgt.report.tables import markdown_table
 
@@ -40,11 +41,12 @@ def write(rows: Rows, directory: str | Path) -> list[Path]:
     """gaps.pdf, .svg, .png, .md and .csv."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "gaps.md").write_text(markdown(rows), encoding="utf-8")
-    with (directory / "gaps.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+    files.write(directory / "gaps.md", markdown(rows))
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, list(dict.fromkeys(key for row in rows for key in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write(directory / "gaps.csv", table.getvalue())
     return [*figure(rows, directory / "gaps"), directory / "gaps.md", directory / "gaps.csv"]
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dgt.report.runs import FINISHED, SECTIONS, Run, is_number
+from dgt.runs.reader import FINISHED, SECTIONS, Run, is_number, short
 
 Array = npt.NDArray[np.float64]
 NAMED = ("problem", "weights", "topology", "strategy", "algorithm")
 # not what is trained, only where it is written and which draw it is
 NOT_CHOICES = ("seed", "seeds", "run_dir", "resume")
+LONGEST_VALUE = 2000  # characters: a list of weights
 NOT_KNOWN = {"settings": "not known"}  # of a run without config.yaml
 
 
@@ -76,7 +77,8 @@ def choices(run: Run) -> dict[str, str]:
     """The config in words, flat: {'topology': 'ring', 'topology.seed': '0', 'lr': '0.02', ...}."""
     found = {key: run.choice(key) for key in NAMED}
     whole = {key: run.section(key) for key in SECTIONS if isinstance(run.config.get(key), dict)}
-    return found | {key: _words(value) for key, value in _flat(run.config | whole)} | ({} if run.config else NOT_KNOWN)
+    told = {short(key): short(_words(value), LONGEST_VALUE) for key, value in _flat(run.config | whole)}
+    return found | told | ({} if run.config else NOT_KNOWN)
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

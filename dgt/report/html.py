@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections.abc import Sequence
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 
+from dgt.config import files
 from dgt.report.payload import payload
-from dgt.report.runs import Run
+from dgt.runs.reader import Run
 
 SCRIPTS = ("draw.js", "curves.js", "network.js", "nodes.js", "words.js", "page.js")
 
 
 def page(runs: Sequence[Run], live: bool = False) -> str:
     """The text of the page; a live one reloads itself."""
-    parts = files("dgt.report") / "page"
+    parts = resources.files("dgt.report") / "page"
 
     def part(name: str) -> str:
         return (parts / name).read_text(encoding="utf-8")
@@ -43,6 +43,4 @@ def page(runs: Sequence[Run], live: bool = False) -> str:
 def write(runs: Sequence[Run], path: Path, live: bool = False) -> None:
     """Complete or not at all: a browser may be reading it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(page(runs, live), encoding="utf-8")
-    draft.replace(path)
+    files.write(path, page(runs, live))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import networkx as nx
 import numpy as np
 
-from dgt.checks import build
 from dgt.config import TopologyConfig, WeightsConfig
+from dgt.config.checks import build
 from dgt.network import graphs, weights
 from dgt.network.mixing import mixing_matrix, strategy
-from dgt.network.record import network_record
 from dgt.network.weights import Weights
-from dgt.report.runs import Record, Run
+from dgt.runs.reader import Record, Run
+from dgt.runs.record import network_record
+
+MOST_NODES = 10_000_000  # of a config that may be anybody's; a number each is all that is made of them
+MOST_TRIES = 1000  # draws of a graph that may never be connected
 
 
 def nodes_of(run: Run) -> int | None:
@@ -31,11 +36,10 @@ def weights_of(run: Run) -> Weights | None:
     try:
         config = build(WeightsConfig, section, "weights.")
         nodes = run.config.get("nodes") or run.summary.get("nodes")
-        return (
-            None
-            if config.name == "data_size" or (config.name == "uniform" and not nodes)
-            else weights.from_config(config, nodes)
-        )
+        drawn = config.name in ("uniform", "lognormal")
+        if config.name == "data_size" or (drawn and not (isinstance(nodes, int) and nodes <= MOST_NODES)):
+            return None
+        return weights.from_config(config, nodes)
     except (ValueError, TypeError):
         return None
 
@@ -51,7 +55,8 @@ def graph_of(run: Run) -> tuple[Weights, nx.Graph] | None:
     if found is None or section is None:
         return None
     try:
-        return found, graphs.from_config(build(TopologyConfig, section, "topology."), found)
+        config = build(TopologyConfig, section, "topology.")
+        return found, graphs.from_config(replace(config, tries=min(config.tries, MOST_TRIES)), found)
     except (ValueError, TypeError):
         return None
 

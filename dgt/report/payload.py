@@ -12,9 +12,9 @@ import numpy as np
 from dgt.report import verdict as verdicts
 from dgt.report.groups import Group, choices, curve, differing, varying
 from dgt.report.layout import positions
-from dgt.report.measures import BY_METRIC, main
 from dgt.report.networks import record_of
-from dgt.report.runs import FINISHED, GOING_ON, METRICS, SILENT, Record, Run, is_number
+from dgt.runs.measures import BY_METRIC, main
+from dgt.runs.reader import FINISHED, GOING_ON, METRICS, SILENT, Record, Run, is_number
 
 CURVE_NUMBERS = 60_000  # in all curves together
 NODE_NUMBERS = 120_000  # in all measurements of single nodes

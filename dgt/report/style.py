@@ -18,6 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
+from dgt.config import files
+
 COLUMN, PAGE = 3.25, 6.75  # inches: one column, and both, of a two-column paper
 FORMATS = ("pdf", "svg", "png")
 GREY = "#666666"
@@ -139,5 +141,6 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     no_date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in FORMATS]
     for path, suffix in zip(paths, FORMATS, strict=True):
-        figure.savefig(path, dpi=220, metadata=no_date.get(suffix))
+        with files.replacing(path) as file:
+            figure.savefig(file, format=suffix, dpi=220, metadata=no_date.get(suffix))
     return paths

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dgt.report.groups import Group, choices, curve, differing, grouped
-from dgt.report.measures import Measure, apart, main
-from dgt.report.runs import FAILED, FINISHED, GOING_ON, LABEL, STOPPED, Run, is_number, problems_of
+from dgt.runs.measures import Measure, apart, main
+from dgt.runs.reader import FAILED, FINISHED, GOING_ON, LABEL, STOPPED, Run, is_number, problems_of
 
 
 @dataclass(frozen=True, slots=True)

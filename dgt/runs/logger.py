@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import math
+import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,27 +18,37 @@ import torch
 import yaml
 from tqdm import tqdm
 
-from dgt.checks import ConfigError, TrainingError
 from dgt.config import Config
-from dgt.network.record import network_record, recorded_nodes
+from dgt.config.checks import check_name
+from dgt.config.files import appending, parsed_json, read_text, write
+from dgt.errors import ConfigError, TrainingError
 from dgt.network.weights import Weights
-from dgt.training.metrics import Metrics, NodeMetrics
+from dgt.runs.folders import has, holds_checkpoints
+from dgt.runs.lines import Lines, Tail, cut
+from dgt.runs.lock import RunLock
+from dgt.runs.measures import Metrics, NodeMetrics
+from dgt.runs.naming import label_of
+from dgt.runs.record import network_record, recorded_nodes
 
 ORDER = (
     "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "average_test_loss", "consensus",
     "tracking_residual", "seconds", "evaluation_share", "bytes_sent",
 )  # fmt: skip
 SHOWN = ("loss", "grad_norm", "distance", "accuracy", "average_accuracy", "consensus")
-RESULTS = ("metrics.jsonl", "compare.csv", "bench.json")  # one of these makes a directory a finished run
-DEFAULT = "gradient_tracking"
+METRICS, SUPERSEDED = "metrics.jsonl", "metrics.superseded.jsonl"
+RESULTS = (METRICS, "compare.csv", "bench.json")  # one of these makes a directory a finished run
+MOST_NETWORKS = 256 * 2**20  # bytes of network.json that are read
 EVALUATION_LIMIT = 0.5  # above this share of the time, say how to spend less
 
 
-def claim_run_dir(config: Config) -> str:
-    """The directory of a training run; the default is runs/<time>-<problem>-<weights>-<topology>-<strategy>."""
-    names = [config.problem.name, config.weights.name, config.topology.name, config.strategy.name]
-    label = "-".join(names + [config.algorithm.name] * (config.algorithm.name != DEFAULT))
-    return claim(config.run_dir, label, go_on=config.resume == "auto" or _is_own(config.resume, config.run_dir))
+def claim_run_dir(config: Config, swept: Mapping[str, str] | None = None) -> str:
+    """The directory of a training run; the default is runs/<time>-<problem>-<weights>-<topology>-<strategy>-<swept>."""
+    return claim(config.run_dir, label_of(config, swept or {}), goes_on(config))
+
+
+def goes_on(config: Config) -> bool:
+    """Whether this run continues what its directory holds; a warm start is another run."""
+    return config.resume == "auto" or (not config.warm_start and _is_own(config.resume, config.run_dir))
 
 
 def _is_own(resume: str, run_dir: str | None) -> bool:
@@ -55,6 +66,7 @@ def claim(run_dir: str | None, label: str, go_on: bool = False) -> str:
     """
     default = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
     path = Path(run_dir or default)
+    check_name("run_dir", str(path))
     try:
         for counter in itertools.count(2):
             try:
@@ -64,15 +76,21 @@ def claim(run_dir: str | None, label: str, go_on: bool = False) -> str:
                 if run_dir is not None:
                     raise
                 path = default.with_name(f"{default.name}-{counter}")
-        if not go_on and any((path / result).exists() for result in RESULTS):
-            raise ConfigError(f"run_dir={path}: already holds a run; choose another directory, or resume=auto")
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
+        if not go_on:
+            refuse_results(path)
+        probe = path / f".writable-{secrets.token_hex(8)}"  # a name that no other start has
+        probe.touch(exist_ok=False)
+        probe.unlink(missing_ok=True)
     except OSError as error:
         why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
         raise ConfigError(f"run_dir={path}: cannot write there ({why}); choose another directory") from None
     return str(path)
+
+
+def refuse_results(path: Path) -> None:
+    """A run that begins needs a directory without the results and checkpoints of another."""
+    if any(has(path / result) for result in RESULTS) or holds_checkpoints(path):
+        raise ConfigError(f"run_dir={path}: already holds a run; choose another directory, or resume=auto")
 
 
 def check_logger(config: Config) -> None:
@@ -116,77 +134,99 @@ class Progress:
             self._bar.close()
 
 
-class Lines:
-    """A file that grows line by line; what does not fit on a full disk waits for the next line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.file = path, path.open("ab", buffering=0)
-        self._unwritten = bytearray()
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """The run does not end for want of a line."""
-        fitted = not self._unwritten
-        self._unwritten += (json.dumps(record) + "\n").encode()
-        try:
-            while self._unwritten:
-                del self._unwritten[: self.file.write(self._unwritten)]
-        except OSError as error:
-            if fitted:
-                _say(f"{self.path.name}: {error.strerror}; the run goes on, and writes it later if it can")
-
-
 class RunLogger:
     """Writes the files of one run, and shows its progress.
 
     config.yaml, environment.json   what was asked for, and where it runs
     network.json                    weights, degrees, edges and mixing rows; anew when nodes are lost
     metrics.jsonl, nodes.jsonl      the network's metrics, and those of every node, one line per evaluation
+    metrics.superseded.jsonl        lines of metrics.jsonl that were measured anew after a resume
     events.jsonl                    nodes that were lost, a stop that was asked for
     summary.json                    at the end
     """
 
     def __init__(
-        self, config: Config, nodes: int, speaks: bool, start: str = "", command: str = "", simulated: bool = False
+        self,
+        config: Config,
+        nodes: int,
+        speaks: bool,
+        start: str = "",
+        command: str = "",
+        simulated: bool = False,
+        lock: RunLock | None = None,
     ) -> None:
         self.path = Path(config.run_dir or "")
         self._config, self._nodes, self._speaks, self._simulated = config, nodes, speaks, simulated
-        self._about = {"start": start, "command": command}
-        self._records: list[dict[str, Any]] = []
+        self._about, self._lock = {"start": start, "command": command}, lock
+        self._tail = Tail(SHOWN, config.iterations)
+        self._warned: set[str] = set()
+        self._facts: Mapping[str, Any] | None = None
         self._networks: list[dict[str, Any]] = []
         self._recorded: Any = slice(None)
         self._board: Any = None
         self._started = time.time()
 
-    def start(self, first: int, history: Path | None = None, last_kept: int | None = None) -> None:
-        """Open the files; a run that goes on from iteration `first` keeps what was measured, there too if not said."""
+    def start(
+        self, first: int, history: Path | None = None, last_kept: int | None = None, under_way: bool = False
+    ) -> None:
+        """Open the files; a run that goes on from iteration `first` keeps what was measured, there too if not said.
+
+        What was measured later than that is measured anew; its lines stay in `SUPERSEDED`. Where nothing can be written
+        a run does not begin, and one that is `under_way` goes on.
+        """
         if not self._speaks:
             return
         config = self._config
         assert config.run_dir, "decided before the ranks start"
-        metrics = self.path / "metrics.jsonl"
+        if self._lock is not None:
+            self._lock.take_over()  # from a rank 0 that was lost; this one may hold it already
+        metrics, nodes = self.path / METRICS, self.path / "nodes.jsonl"
         if last_kept is None:
             last_kept = first if first else -1
-        source = (metrics if metrics.exists() or history is None else history).parent
-        self._records = records_until(last_kept, source / "metrics.jsonl")
-        self._networks = _networks_until(last_kept, source / "network.json")
-        of_nodes = records_until(last_kept, source / "nodes.jsonl")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            _replace(self.path / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
-            _replace(metrics, "".join(json.dumps(record) + "\n" for record in self._records))
-            _replace(self.path / "nodes.jsonl", "".join(json.dumps(record) + "\n" for record in of_nodes))
+            source = (metrics if has(metrics) or history is None else history).parent
+            self._tail.read(source / METRICS, last_kept)
+            self._networks = _networks_until(last_kept, source / "network.json")
+            self._write_config()
+            cut(source / METRICS, metrics, last_kept, self.path / SUPERSEDED if source == self.path else None)
+            cut(source / nodes.name, nodes, last_kept)
         except OSError as error:
-            raise TrainingError(f"run_dir={self.path}: cannot write there ({error.strerror})") from None
-        self._metrics, self._of_nodes = Lines(metrics), Lines(self.path / "nodes.jsonl")
+            if not under_way:
+                raise TrainingError(f"run_dir={self.path}: cannot write there ({error.strerror})") from None
+            self._say_once(f"run_dir={self.path}: {error.strerror}; the run goes on, and writes it later if it can")
+        self._metrics, self._of_nodes = Lines(metrics, _say, self._made_again), Lines(nodes, _say, self._made_again)
+        self._metrics.flush()
+        self._of_nodes.flush()
         if config.logger.name == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=first + 1 if first else None)
+            with self._board_may_fail():
+                self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=first + 1 if first else None)
         label = f"{config.weights.name} {config.topology.name} {config.strategy.name}"
         self._progress = Progress(config.iterations, label, first=first)
 
+    def _write_config(self) -> None:
+        write(self.path / "config.yaml", yaml.safe_dump(self._config.to_dict(), sort_keys=False))
+
+    def _made_again(self) -> None:
+        """Somebody has removed the run directory, or some of its files: write all that is known anew."""
+        self._say_once(f"run_dir={self.path}: removed while the run goes on; its files are written again")
+        with contextlib.suppress(OSError):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write_config()
+        self.environment(self._facts)
+        if self._networks:
+            self._write_json("network.json", self._networks)
+
+    def _say_once(self, words: str) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
+            _say(words)
+
     def environment(self, facts: Mapping[str, Any] | None) -> None:
         """Where the run takes place: versions, hosts, devices."""
+        self._facts = facts
         if self._speaks and facts is not None:
             self._write_json("environment.json", {**facts, **self._about})
 
@@ -205,9 +245,9 @@ class RunLogger:
 
     def _write_json(self, name: str, value: Any) -> None:
         try:
-            _replace(self.path / name, json.dumps(value) + "\n")
+            write(self.path / name, json.dumps(value) + "\n")
         except OSError as error:
-            _say(f"{name}: {error.strerror}; the run goes on without it")
+            self._say_once(f"{name}: {error.strerror}; the run goes on without it")
 
     def go_on(self, first: int, words: str, members: list[int], speaks: bool) -> None:
         """The network has changed: tell it, note it in events.jsonl; a new rank 0 takes over the files.
@@ -218,10 +258,23 @@ class RunLogger:
         if speaks:
             if self._speaks:
                 self.close()
-            self._speaks = True
-            self.start(first, last_kept=first - 1)
+            self._take_files(first, last_kept=first - 1)
+            self.membership(first, words, members)
+
+    def membership(self, iteration: int, words: str, members: list[int]) -> None:
+        """Say and note who makes up the network from this iteration on."""
+        if self._speaks:
             _say(words)
-            self._event({"iteration": first, "event": "membership", "members": members, "words": words})
+            self._event({"iteration": iteration, "event": "membership", "members": members, "words": words})
+
+    def take_over(self, iteration: int) -> None:
+        """Write what is left to write after the last evaluation, in place of a rank 0 that is lost."""
+        if not self._speaks:
+            self._take_files(iteration, last_kept=iteration)
+
+    def _take_files(self, first: int, last_kept: int) -> None:
+        self._speaks = True
+        self.start(first, last_kept=last_kept, under_way=True)
 
     def stopped(self, iteration: int, words: str) -> None:
         """The run was asked to stop: close the files of a run that is to go on later."""
@@ -231,25 +284,32 @@ class RunLogger:
 
     def _event(self, event: dict[str, Any]) -> None:
         try:
-            with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(event) + "\n")
+            self.path.mkdir(parents=True, exist_ok=True)
+            with appending(self.path / "events.jsonl") as file:
+                file.write((json.dumps(event) + "\n").encode())
         except OSError as error:
             _say(f"events.jsonl: {error.strerror}")
+
+    def check(self) -> None:
+        """Raise if another run has taken the directory."""
+        if self._speaks and self._lock is not None:
+            self._lock.check()
 
     def record(self, iteration: int, metrics: Metrics, nodes: NodeMetrics | None = None) -> None:
         """One evaluation: metrics of the network, [copies] each, and of every node, [nodes] each."""
         if not self._speaks:
             return
+        self.check()
         known = [name for name in ORDER if name in metrics]
         values = {name: float(metrics[name][0]) for name in [*known, *sorted(metrics.keys() - set(known))]}
         values["bytes_sent"] = int(values["bytes_sent"])
-        self._records.append({"iteration": iteration, **values})
-        self._metrics.write(self._records[-1])
+        self._tail.add({"iteration": iteration, **values})
+        self._metrics.write(self._tail.last)
         if nodes is not None:
             short = {name: [float(f"{value:.6g}") for value in each[self._recorded]] for name, each in nodes.items()}
             self._of_nodes.write({"iteration": iteration, **short})
-        if self._board is not None:
-            for name, value in values.items():
+        with self._board_may_fail():
+            for name, value in values.items() if self._board is not None else ():
                 self._board.add_scalar(name, value, iteration)
         self._progress.update(iteration, values)
 
@@ -258,10 +318,20 @@ class RunLogger:
         if not self._speaks:
             return
         self._progress.close()
-        self._metrics.file.close()
-        self._of_nodes.file.close()
-        if self._board is not None:
-            self._board.close()
+        self._metrics.close()
+        self._of_nodes.close()
+        with self._board_may_fail():
+            if self._board is not None:
+                self._board.close()
+
+    @contextlib.contextmanager
+    def _board_may_fail(self) -> Iterator[None]:
+        """TensorBoard's own thread fails on a full disk, and raises that at the next call, every time."""
+        try:
+            yield
+        except OSError as error:
+            self._board = None
+            _say(f"tensorboard: {error.strerror or error}; the run goes on without it")
 
     def finish(self, show: str = "text") -> dict[str, Any]:
         """Close the files, write summary.json, show it as text, json or nothing, and return it."""
@@ -280,23 +350,24 @@ class RunLogger:
             "seed": config.seed,
             "lr": config.lr,
             "iterations": config.iterations,
-            "final": self._records[-1],
-            "last_fifth": last_fifth(self._records),
+            "final": self._tail.last,
+            "last_fifth": self._tail.means(),
             "wall_seconds": round(time.time() - self._started, 3),
             "torch": torch.__version__,
             **({"simulated": True} if self._simulated else {}),
         }
         text = json.dumps(summary, indent=2)
         try:
-            _replace(self.path / "summary.json", text + "\n")
+            self.path.mkdir(parents=True, exist_ok=True)
+            write(self.path / "summary.json", text + "\n")
         except OSError as error:
             _say(f"summary.json: {error.strerror}")
         if show == "text":
-            final = self._records[-1]
+            final = self._tail.last
             text = f"iteration {final['iteration']}  {in_words(final)}\nrun directory  {self.path}"
         if show != "nothing":
             print(text, flush=True)
-        share = self._records[-1]["evaluation_share"]
+        share = self._tail.last["evaluation_share"]
         if share > EVALUATION_LIMIT and hasattr(config.problem, "test_samples"):
             hint = "a larger eval_every or fewer problem.test_samples is quicker"
             print(f"evaluations took {share:.0%} of the time; {hint}", file=sys.stderr, flush=True)
@@ -307,40 +378,9 @@ def _say(words: str) -> None:
     print(f"dgt: {words}", file=sys.stderr, flush=True)
 
 
-def _replace(path: Path, text: str) -> None:
-    """All of it or nothing: what was there before stays until then."""
-    draft = path.with_name(path.name + ".part")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def records_until(iteration: int, path: Path) -> list[dict[str, Any]]:
-    """What was measured up to that iteration; half a line at the end of a run that crashed is left out."""
-    found = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for line in text.splitlines():
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return [record for record in found if record["iteration"] <= iteration]
-
-
 def _networks_until(iteration: int, path: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsed_json(read_text(path, MOST_NETWORKS))
         return [network for network in found if network["iteration"] <= iteration]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-
-
-def last_fifth(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean of each metric over the last fifth of the iterations."""
-    start = 0.8 * records[-1]["iteration"]
-    late = [record for record in records if record["iteration"] >= start]
-    names = [name for name in SHOWN if all(name in record for record in late)]
-    return {name: math.fsum(record[name] for record in late) / len(late) for name in names}

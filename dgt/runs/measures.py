@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+Metrics = dict[str, np.ndarray]  # each [copies]
+NodeMetrics = dict[str, np.ndarray]  # each [nodes]: of the first copy
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:

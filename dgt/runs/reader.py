@@ -3,26 +3,26 @@
     run = read("runs/first"); print(run.label, run.state, run.records[-1])
 
 A run may have crashed in the middle of a line, may still be going on, or may miss files: what can be read is
-read, and `Run.notes` says what was left out. Only a path with nothing to show at all is an error.
+read, and `Run.notes` says what was left out. Only a path with nothing to show at all is an error. It may be somebody
+else's directory: only regular files are read, within bounds (`config.files`), and nothing of it reaches a terminal raw.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import os
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
-import yaml
-
-from dgt.checks import ConfigError
-from dgt.config import TopologyConfig, WeightsConfig
-from dgt.failures import FOLDER, Failure, first
+from dgt.config import TopologyConfig, WeightsConfig, files, plain_yaml
+from dgt.errors import ConfigError, printable
+from dgt.processes.failures import FOLDER, MOST_NOTES, Failure, first, read_note
 
 Record = dict[str, Any]
 
@@ -31,6 +31,13 @@ METRICS, COMPARISON = "metrics.jsonl", "compare.csv"
 OF_A_RUN = (METRICS, "summary.json", "nodes.jsonl", "network.json", FOLDER)  # any of these, and it is one
 NOT_RUNS = ("checkpoints", "figures", "tensorboard", FOLDER)
 DEEPEST = 5  # folders below the one that was named
+MOST_FOLDERS, MOST_RUNS = 100_000, 10_000  # that are looked into, and read
+MOST_CONFIG, MOST_JSON = 4 * 2**20, 64 * 2**20  # bytes
+MOST_LINES = 512 * 2**20  # bytes of metrics.jsonl, nodes.jsonl, events.jsonl
+MOST_LINE = 16 * 2**20  # bytes of a line: the measurements of 100,000 nodes
+MOST_LINE_VALUES = 30_000_000  # in all lines of a file
+MOST_METRICS = 200  # names
+LONGEST_WORD = 120
 SILENCE = 120.0  # seconds without a new line after which a run may have been ended from outside
 
 # those to which later versions added keys
@@ -65,7 +72,7 @@ class Run:
     def choice(self, key: str) -> str:
         """What was chosen for weights, topology, strategy, algorithm, problem or seed; '?' where nobody wrote it."""
         value = self.config.get(key, self.summary.get(key, "?"))
-        return str(value.get("name", "?") if isinstance(value, dict) else value)
+        return short(str(value.get("name", "?") if isinstance(value, dict) else value))
 
     def section(self, key: str) -> Record | None:
         """What is set for the weights or the topology; None where something else stands there.
@@ -113,6 +120,12 @@ class Run:
         return [(at, float(value)) for at, value in pairs if is_number(value) and math.isfinite(value)]
 
 
+def short(text: str, most: int = LONGEST_WORD) -> str:
+    """In a line, without control characters; a long one is cut, and told from others by its checksum."""
+    text = printable(text)
+    return text if len(text) <= most else f"{text[: most - 12]}... {zlib.crc32(text.encode()):08x}"
+
+
 def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -129,23 +142,29 @@ def search(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
             raise ConfigError(f"{path}: {what}; give a run directory, a sweep, or a folder that holds runs")
         if not os.access(path, os.R_OK | os.X_OK):
             raise ConfigError(f"{path}: may not be read; give a directory of yours")
-        for folder in _walk(path, DEEPEST):
-            kind = comparisons if (folder / COMPARISON).exists() else runs
+        for folder in _walk(path, DEEPEST, itertools.count()):
+            kind = comparisons if os.path.exists(folder / COMPARISON) else runs
             kind.setdefault(folder.resolve(), folder)
+            if len(runs) + len(comparisons) > MOST_RUNS:
+                raise ConfigError(f"{path}: more than {MOST_RUNS} runs in there; name a part of them")
     return list(runs.values()), list(comparisons.values())
 
 
-def _walk(path: Path, deeper: int) -> Iterator[Path]:
+def _walk(path: Path, deeper: int, looked: Iterator[int]) -> Iterator[Path]:
     if any(os.path.exists(path / name) for name in (*OF_A_RUN, COMPARISON)):
         yield path
     elif deeper:
+        folders = []
         try:
-            folders = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-        except OSError:  # somebody else's
+            for entry in os.scandir(path):
+                if next(looked) > MOST_FOLDERS:
+                    raise ConfigError(f"{path}: more than {MOST_FOLDERS} files to look through; name a run directory")
+                if entry.name not in NOT_RUNS and not entry.name.startswith(".") and entry.is_dir():
+                    folders.append(entry.name)
+        except OSError:  # somebody else's, or a link that leads to itself
             return
-        for name in folders:
-            if name not in NOT_RUNS and not name.startswith("."):
-                yield from _walk(path / name, deeper - 1)
+        for name in sorted(folders):
+            yield from _walk(path / name, deeper - 1, looked)
 
 
 def read(path: str | Path) -> Run:
@@ -153,15 +172,15 @@ def read(path: str | Path) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise ConfigError(f"{path}: no such directory; give a run directory")
-    run = Run(path, path.name or path.resolve().name)
+    run = Run(path, short(path.name or path.resolve().name))
     notes = run.notes
     run.config = _config(path, notes)
-    run.records = _lines(path / METRICS, notes)
+    run.records = _few_metrics(_lines(path / METRICS, notes), notes)
     if not (path / METRICS).exists():
         notes.append(f"no {METRICS}: nothing was measured, or it was not copied here")
     elif not run.records and not any(note.startswith(METRICS) for note in notes):
         notes.append(f"{METRICS} has no complete line yet: nothing was measured so far")
-    run.nodes = _lines(path / "nodes.jsonl", notes)
+    run.nodes = _few_metrics(_lines(path / "nodes.jsonl", notes), notes)
     run.events = _lines(path / "events.jsonl", notes, in_order=False)
     networks = read_json(path, "network.json", notes, list)
     run.networks = [network for network in networks if _is_network(network)]
@@ -175,29 +194,26 @@ def read(path: str | Path) -> Run:
     return run
 
 
-def _text(file: Path, notes: list[str]) -> str | None:
+def _text(file: Path, notes: list[str], most: int) -> str | None:
     """What stands in the file; None where there is none, or where it cannot be read, and then a remark."""
     if not os.path.lexists(file):
         return None
     try:
-        if not file.is_file():  # a pipe would be waited for
-            raise OSError(0, "not a file")
-        return file.read_text(encoding="utf-8", errors="replace")
+        return files.read_text(file, most, errors="replace")
     except OSError as error:
         notes.append(f"{file.name} cannot be read ({str(error.strerror).lower()}): left out")
         return None
 
 
 def _config(path: Path, notes: list[str]) -> Record:
-    text = _text(path / "config.yaml", notes)
+    text = _text(path / "config.yaml", notes, MOST_CONFIG)
     if text is None:
         if not os.path.lexists(path / "config.yaml"):
             notes.append("no config.yaml: what was chosen is known from the summary only")
         return {}
     try:
-        found = yaml.safe_load(text)
-        json.dumps(found, default=str, skipkeys=True)  # fails where an alias leads back to itself
-    except (ValueError, RecursionError, yaml.YAMLError):  # ValueError: a date like 2020-13-45
+        found = plain_yaml.parsed(text)
+    except ValueError:  # a date like 2020-13-45 as well
         notes.append("config.yaml is damaged: left out")
         return {}
     if not isinstance(found, dict):
@@ -208,23 +224,15 @@ def _config(path: Path, notes: list[str]) -> Record:
 
 def _lines(path: Path, notes: list[str], in_order: bool = True) -> list[Record]:
     """The complete lines; where an iteration comes twice, the later one counts, as after a resume."""
-    text = _text(path, notes)
-    if text is None:
+    if not os.path.lexists(path):
         return []
-    found, damaged = [], 0
-    lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = _parsed(line)
-            complete = isinstance(record, dict) and _is_count(record["iteration"])
-        except (ValueError, KeyError, RecursionError):
-            complete = False
-        if complete:
-            found.append(record)
-        elif number == len(lines) and not text.endswith("\n"):
-            notes.append(f"the last line of {path.name} is half-written: left out")
-        elif line.strip():
-            damaged += 1
+    found: list[Record] = []
+    try:
+        with files.opened(path) as file:
+            damaged = _each_line(file, path.name, found, notes)
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read ({str(error.strerror).lower()}): left out")
+        return []
     if damaged:
         notes.append(f"{damaged} damaged line{'s' * (damaged > 1)} in {path.name}: left out")
     if not in_order:
@@ -233,23 +241,51 @@ def _lines(path: Path, notes: list[str], in_order: bool = True) -> list[Record]:
     return [latest[iteration] for iteration in sorted(latest)]
 
 
+def _each_line(file: BinaryIO, name: str, found: list[Record], notes: list[str]) -> int:
+    """Parse line by line, as far as the bounds allow; returns how many lines are damaged."""
+    damaged = values = 0
+    while line := file.readline(MOST_LINE):
+        values += line.count(b",") + line.count(b"[") + line.count(b"{")
+        if file.tell() > MOST_LINES or values > MOST_LINE_VALUES or (len(line) == MOST_LINE and line[-1:] != b"\n"):
+            notes.append(f"{name} is too large: only the first {len(found)} lines are read")
+            break
+        try:
+            record = files.parsed_json(line.decode("utf-8", "replace"))
+            complete = isinstance(record, dict) and _is_count(record["iteration"])
+        except (ValueError, KeyError):
+            complete = False
+        if complete:
+            found.append(record)
+        elif line[-1:] != b"\n":
+            notes.append(f"the last line of {name} is half-written: left out")
+        elif line.strip():
+            damaged += 1
+    return damaged
+
+
+def _few_metrics(records: list[Record], notes: list[str]) -> list[Record]:
+    """A metric has a curve of its own: nobody looks at thousands of them. Names are such that a terminal can show."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    if len(names) <= MOST_METRICS and all(name.isprintable() and len(name) <= LONGEST_WORD for name in names):
+        return records
+    if len(names) > MOST_METRICS:
+        notes.append(f"{len(names)} different metrics: only the first {MOST_METRICS} are shown")
+    shown = {name: short(name) for name in ["iteration", *names[:MOST_METRICS]]}
+    return [{shown[name]: value for name, value in record.items() if name in shown} for record in records]
+
+
 def read_json(path: Path, name: str, notes: list[str], kind: type[Any]) -> Any:
-    text = _text(path / name, notes)
+    text = _text(path / name, notes, MOST_JSON)
     if text is None:
         return kind()
     try:
-        found = _parsed(text)
-    except (ValueError, RecursionError):
+        found = files.parsed_json(text)
+    except ValueError:
         found = None
     if not isinstance(found, kind):
         notes.append(f"{name} is damaged: left out")
         return kind()
     return found
-
-
-def _parsed(text: str) -> Any:
-    """JSON; whole numbers that fit no machine word become floats, if need be infinite ones."""
-    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 18 else float(digits))
 
 
 def _is_network(found: object) -> bool:
@@ -279,27 +315,20 @@ def _is_network(found: object) -> bool:
 def _failures(path: Path, environment: Record, notes: list[str]) -> list[Failure]:
     """The notes that ranks left in the last start of the run; those of earlier starts no longer matter."""
     try:
-        starts = sorted(entry for entry in (path / FOLDER).iterdir() if entry.is_dir())
+        starts = sorted(entry.name for entry in os.scandir(path / FOLDER) if entry.is_dir())
+        if not starts or starts[-1] < str(environment.get("start", "")):
+            return []
+        folder = path / FOLDER / starts[-1]
+        names = sorted(name for name in os.listdir(folder) if name.startswith("rank-") and name.endswith(".json"))
     except OSError:
         return []
-    if not starts or starts[-1].name < str(environment.get("start", "")):
-        return []
     found = []
-    for file in sorted(starts[-1].glob("rank-*.json")):
+    for name in names[:MOST_NOTES]:
         try:
-            note = Failure(**_parsed(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, RecursionError):
-            note = None
-        if note is not None and _is_note(note):
-            found.append(note)
-        else:
-            notes.append(f"{file.relative_to(path)} is damaged: left out")
+            found.append(read_note(folder / name))
+        except (OSError, ValueError):
+            notes.append(f"{short(f'{FOLDER}/{starts[-1]}/{name}')} is damaged: left out")
     return found
-
-
-def _is_note(note: Failure) -> bool:
-    words = (note.kind, note.reason, note.host, note.traceback)
-    return isinstance(note.rank, int) and _is_sound(note.time) and all(isinstance(word, str) for word in words)
 
 
 def _state(run: Run) -> str:

@@ -18,10 +18,10 @@ import torch
 
 from dgt.config import Config
 from dgt.exchange.frames import Frame, Seal, number_of
-from dgt.node import Node
-from dgt.training.checkpoint import no_space
+from dgt.processes.node import Node
+from dgt.training.checkpoints.files import no_space
+from dgt.training.checkpoints.state import Tree, copied
 from dgt.training.session import Session
-from dgt.training.state import Tree, copied
 
 MARKER = "chaos-struck"
 BACK = 5  # iterations that a rolled-back node goes back

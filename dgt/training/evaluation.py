@@ -22,11 +22,9 @@ import torch
 
 from dgt.algorithms import DecentralizedOptimizer
 from dgt.exchange.network import Network
-from dgt.node import Node
 from dgt.problems import Problem
-
-Metrics = dict[str, np.ndarray]  # each [copies]
-NodeMetrics = dict[str, np.ndarray]  # each [nodes]: of the first copy
+from dgt.processes.node import Node
+from dgt.runs.measures import Metrics, NodeMetrics
 
 GATHER_BYTES = 1 << 20  # per rank
 PIECE = 1 << 21  # numbers summed at a time

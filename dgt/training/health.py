@@ -14,13 +14,13 @@ import networkx as nx
 import numpy as np
 import torch
 
-from dgt.checks import AlarmError
+from dgt.errors import AlarmError
 from dgt.network.theory import largest_step
 
 if TYPE_CHECKING:
     from dgt.config import Config
     from dgt.network.weights import Weights
-    from dgt.training.metrics import Metrics
+    from dgt.runs.measures import Metrics
     from dgt.training.session import Session
 
 ROUNDINGS = 200  # what is tolerated, in multiples of eps sqrt(t) of the size of what is tracked

@@ -12,8 +12,8 @@ import torch
 
 from dgt.config import Config
 from dgt.exchange.network import Network
-from dgt.node import Node
-from dgt.world import host_number
+from dgt.processes.environment import host_number
+from dgt.processes.node import Node
 
 
 def mixing_matrix_of(network: Network) -> scipy.sparse.csr_array | None:

@@ -9,20 +9,23 @@ import networkx as nx
 import torch
 
 from dgt import problems
-from dgt.checks import ConfigError
 from dgt.config import Config
+from dgt.errors import ConfigError
 from dgt.network import graphs, hosts, weights
 from dgt.network.mixing import edge_array
 from dgt.network.weights import Weights
-from dgt.node import Node
-from dgt.placement import Placement
-from dgt.world import host_number, settle
+from dgt.processes.environment import host_number
+from dgt.processes.join import settle
+from dgt.processes.node import Node
+from dgt.processes.placement import Placement
 
 DEFAULT_NODES = 16
 
 
 def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) -> tuple[Weights, nx.Graph]:
     """Weights and graph of a run; raises when the launcher started another number of ranks.
+
+    Fewer may be right where a run that has lost nodes is resumed, which `returning.settle_members` finds out.
 
     `as_drawn` leaves out `topology.optimize`, which takes its time, for those who only check or want the weights.
     """
@@ -31,7 +34,8 @@ def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) 
     shards = len(getattr(config.problem, "sizes", None) or []) if by_data else 0
     nodes = config.nodes or weights.own_length(config.weights) or shards or launched or DEFAULT_NODES
     node_weights = weights.from_config(config.weights, nodes, problems.data_sizes(config, nodes) if by_data else None)
-    if launched is not None and launched != nodes:
+    may_be_left = config.resume != "none" and not config.warm_start and launched is not None and launched < nodes
+    if launched is not None and launched != nodes and not may_be_left:
         raise ConfigError(f"world size {launched}: this network has {nodes} nodes; start {nodes} ranks, one per node")
     topology = dataclasses.replace(config.topology, optimize=False) if as_drawn else config.topology
     return node_weights, graphs.from_config(topology, node_weights)
@@ -49,7 +53,7 @@ def shared_network(config: Config, node: Node) -> tuple[Weights, nx.Graph]:
     edges = torch.zeros(graph.number_of_edges(), 2, dtype=torch.int64)
     if node.is_main:
         edges += torch.from_numpy(edge_array(graphs.from_config(config.topology, node_weights)))
-    shared = nx.empty_graph(node.size)
+    shared = nx.empty_graph(node_weights.size)
     shared.add_edges_from(node.sum(edges).tolist())
     return node_weights, shared
 

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import networkx as nx
 import numpy as np
 
-from dgt.checks import AlarmError, ConfigError
 from dgt.config import Config
+from dgt.errors import AlarmError, ConfigError, PeerError
 from dgt.network.weights import Weights
-from dgt.node import Node
-from dgt.notices import PeerError
-from dgt.problems import Problem
-from dgt.training import saving
+from dgt.problems import Problem, loaders
+from dgt.processes.node import Node
+from dgt.processes.signals import training_began
+from dgt.runs.logger import RunLogger
+from dgt.runs.measures import Metrics, NodeMetrics
 from dgt.training.chaos import Chaos
+from dgt.training.checkpoints import saving
+from dgt.training.checkpoints.saving import Saver
+from dgt.training.ending import Ending, Stopped
+from dgt.training.evaluation import evaluate
+from dgt.training.finished import evaluated_before, finished_before
 from dgt.training.health import Health
-from dgt.training.logger import RunLogger
-from dgt.training.metrics import Metrics, NodeMetrics, evaluate
 from dgt.training.recording import environment, mixing_matrix_of
-from dgt.training.saving import Saver
 from dgt.training.session import Session
 
 Record = Callable[[int, Metrics, NodeMetrics], None]
-HEARD = "as another rank was asked to"
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The run was asked to stop, and did so at the same iteration on all ranks."""
-
-    iteration: int
-    signal: int
-    """Which this rank got; 0 if it heard of the stop from others."""
-    saved: bool
-    run_dir: str
-
-    def __str__(self) -> str:
-        rest = f"resume=auto run_dir={self.run_dir} continues" if self.saved else "no checkpoint could be written"
-        if not self.signal:
-            return f"stopped at iteration {self.iteration}, {HEARD}; {rest}"
-        return f"stopped by {signal.Signals(self.signal).name} at iteration {self.iteration}; {rest}"
 
 
 def train(
@@ -80,7 +63,8 @@ def run(
     for iteration in range(first, config.iterations + 1):
         if _is_due(iteration, config, session.problem) and not (evaluated and iteration == first):
             clock.evaluating()
-            evaluated_now = evaluate(session.problem, optimizer, session.losses.take())
+            evaluated_now = evaluate(session.problem, optimizer, session.losses.mean())
+            session.losses.clear()
             clock.resume()
             if evaluated_now is not None:
                 metrics, nodes = evaluated_now
@@ -112,47 +96,72 @@ def _is_due(iteration: int, config: Config, problem: Problem) -> bool:
     return iteration % config.eval_every == 0
 
 
-def train_safely(config: Config, node: Node, weights: Weights, graph: nx.Graph, logger: RunLogger) -> Stopped | None:
-    """As `train`, with checkpoints in `config.run_dir`: resume if asked to, save when due, stop when asked to."""
+def train_safely(
+    config: Config,
+    node: Node,
+    weights: Weights,
+    graph: nx.Graph,
+    logger: RunLogger,
+    show: str = "nothing",
+    again: str = "",
+) -> Stopped | None:
+    """As `train`, with checkpoints in `config.run_dir`: resume if asked to, save when due, stop when asked to.
 
-    def say(words: str) -> None:
-        print(f"dgt: {words}", file=sys.stderr, flush=True)
-
+    How it ends is decided by all ranks together, and written down first: `ending.py`.
+    """
     if config.on_peer_loss == "continue" and node.backend == "nccl":
         raise ConfigError("on_peer_loss=continue: nccl cannot go on without a rank; use backend=gloo")
     session = Session(config, node, weights, graph, [config.seed])
-    first, history = saving.resume(session, say if node.is_main else _silently)
+    first, history = saving.resume(session, _say if node.is_main else _discard)
+    ended = finished_before(config, node, first)
+    if ended is not None:
+        if node.is_main:
+            ended.show(show)
+        return None
+    evaluated, lost = evaluated_before(config, node, first, history), False
     logger.start(first, history)
     logger.environment(environment(node, config))
-    chaos, saver = Chaos(config, node), None
+    if session.returned:
+        logger.membership(first, session.returned, node.members)
+    chaos = Chaos(config, node)
+    ending = Ending(session, logger, show, chaos.phase, again)
+    saver: Saver | None = None
     if config.checkpoint.keep_last:
-        saver = Saver.of_session(session, say, chaos.phase)
+        if node.is_main and (words := loaders.warning(session.problem)):
+            _say(words)
         node.stop_on_signals()
-    evaluated = first > 0
+    training_began()
     while True:
         try:
+            if lost:
+                words = session.regroup()
+                first, evaluated, lost, ending.begun = session.optimizer.iteration, False, False, False
+                logger.go_on(first, words, node.members, speaks=node.is_main)
+            if config.checkpoint.keep_last:
+                saver = Saver.of_session(session, _say, chaos.phase, logger.check, before=saver)
             logger.network(first, session.weights, mixing_matrix_of(session.network), node.members)
-            stopped_at = run(session, logger.record, Health.of_session(session), first, evaluated, saver, chaos)
+            ending.stopped_at = run(session, logger.record, Health.of_session(session), first, evaluated, saver, chaos)
+            ending.begun = True
+            chaos.phase("drain")
             session.optimizer.drain()
+            chaos.phase("barrier")
             node.barrier()  # nobody goes on without the others from here
-            if saver is None:
-                return None
-            saved = saver.save_now(config.iterations if stopped_at is None else stopped_at)
-            if stopped_at is None:
-                return None
-            return Stopped(stopped_at, node.notices.stop_asked, saved, str(config.run_dir))
+            return ending.reach(saver)
         except AlarmError as alarm:
             node.raise_alarm(str(alarm))
             raise
-        except PeerError:
+        except PeerError as error:
+            if ending.came_before(error):
+                return ending.follow()
             if config.on_peer_loss == "stop":
                 raise
         # out here nothing refers to the error any more: what it holds on to would keep the old connections open
-        words = session.go_on_without_the_lost()
-        first, evaluated = session.optimizer.iteration, False
-        logger.go_on(first, words, node.members, speaks=node.is_main)
-        saver = Saver.of_session(session, say, chaos.phase) if saver is not None else None
+        lost = True
 
 
-def _silently(words: str) -> None:
-    """Rank 0 has said it."""
+def _say(words: str) -> None:
+    print(f"dgt: {words}", file=sys.stderr, flush=True)
+
+
+def _discard(words: str) -> None:
+    """Only rank 0 prints."""

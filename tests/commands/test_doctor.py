@@ -6,11 +6,12 @@ import os
 
 import pytest
 
-from dgt import doctor, world
-from dgt.doctor import BAD, GOOD, ODD, Finding
+from dgt.commands.doctor import examination as doctor
+from dgt.commands.doctor.examination import BAD, GOOD, ODD, Finding
 from dgt.exchange import shared
-from dgt.placement import Placement
-from dgt.world import Node
+from dgt.processes import environment
+from dgt.processes.node import Node
+from dgt.processes.placement import Placement
 from tests.distributed.ranks import run_ranks
 
 
@@ -37,7 +38,11 @@ from tests.distributed.ranks import run_ranks
         (doctor.memory(64 * 2**20, 64 * 2**20), ODD, "--shm-size"),
         (doctor.memory(None, None), ODD, "use messages"),
         (doctor.memory(2**34, 2**33), GOOD, ""),
-        (doctor.limits(256, -1), ODD, "ulimit -n"),
+        (doctor.limits(64, -1), BAD, "too few open files to start 16 ranks: ulimit -n 141"),
+        (doctor.limits(100, -1), ODD, "ulimit -n 141"),
+        (doctor.limits(256, -1), GOOD, ""),
+        (doctor.limits(256, -1, 64), BAD, "too few open files to start 64 ranks: ulimit -n 477"),
+        (doctor.loopback(False), BAD, "ip link set lo up"),
         (doctor.launcher({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, Placement("alone")), GOOD, ""),
     ],
 )
@@ -62,7 +67,7 @@ def test_it_says_that_a_shell_in_a_job_of_several_nodes_uses_one() -> None:
 
 def test_cores_are_those_that_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
-    assert world.usable_cores() == 1
+    assert environment.usable_cores() == 1
 
 
 class LittleMemory:

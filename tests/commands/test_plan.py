@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dgt import doctor, planning
-from dgt.checks import ConfigError
-from dgt.compose import compose, search_override
+from dgt.commands.doctor import examination
+from dgt.commands.plan import planning
+from dgt.commands.plan import words as report
 from dgt.config import Config
-from dgt.fragment import fragment, overrides_of, write
-from dgt.report import plan as report
+from dgt.config.compose import compose, search_override
+from dgt.config.fragment import fragment, overrides_of, write
+from dgt.errors import ConfigError
 
 QUICK = ["iterations=60", "seeds=2"]
 
@@ -91,8 +92,8 @@ def test_where_time_counts_the_strategy_is_the_one_that_gets_there_sooner() -> N
 
 
 def test_measured_figures_take_the_place_of_stated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    talk = doctor.Talk((0, 1), "messages", latency=80e-6, bandwidth=4 * 4_000_000 / 2e9)
-    monkeypatch.setattr(doctor, "measured", lambda way: talk)
+    talk = examination.Talk((0, 1), "messages", latency=80e-6, bandwidth=4 * 4_000_000 / 2e9)
+    monkeypatch.setattr(examination, "measured", lambda way: talk)
     answer = planned("weights=A", "measure=true", "topology=ring")
     assert (answer["latency"], answer["bandwidth"]) == (pytest.approx(80), pytest.approx(2.0))
 

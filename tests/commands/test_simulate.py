@@ -10,15 +10,15 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dgt.checks import AlarmError, ConfigError
-from dgt.compose import compose
+from dgt.commands.simulate.twin import check, evaluations, simulate, traffic
 from dgt.config import LeastSquaresConfig
+from dgt.config.compose import compose
+from dgt.errors import AlarmError, ConfigError
 from dgt.network import graphs, weights
-from dgt.placement import Placement
 from dgt.problems import least_squares
 from dgt.problems.least_squares import LeastSquares
+from dgt.processes.placement import Placement
 from dgt.training.setup import network_of
-from dgt.training.simulate import check, evaluations, simulate, traffic
 
 
 def test_a_simulated_run_directory_is_like_a_real_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from dgt.checks import ConfigError
-from dgt.compose import compose, conf_dir, expand, groups, search_override
 from dgt.config import Cifar10Config, Config, CustomConfig
+from dgt.config.compose import compose, conf_dir, expand, groups, search_override
+from dgt.config.compose import swept as swept_in
+from dgt.errors import ConfigError
 
 FILES = [(group, choice) for group, choices in groups().items() for choice in choices]
 
@@ -17,7 +18,7 @@ def test_the_files_compose_to_the_dataclass_defaults() -> None:
 def test_every_file_in_conf_composes(group: str, choice: str) -> None:
     needed = {"file": [f"{group}.path=x"], "list": [f"{group}.values=[1,2]"], "custom": ["problem._target_=a.B"]}
     config = compose([f"{group}={choice}", *needed.get(choice, [])])
-    assert group == "experiment" or getattr(config, group).name == choice
+    assert group == "experiment" or getattr(config, group).name == {"auto": "A"}.get(choice, choice)
     assert Config.from_dict(config.to_dict()) == config
 
 
@@ -54,6 +55,22 @@ def test_weights_take_a_list_or_a_file_directly() -> None:
     assert compose(["weights=[1,2.5,3]"]).weights.values == [1.0, 2.5, 3.0]
     assert compose(["weights=some/where.txt"]).weights.path == "some/where.txt"
     assert compose(["weights=it's.txt"]).weights.path == "it's.txt"
+
+
+def test_nodes_without_weights_have_uniform_ones(tmp_path: Path) -> None:
+    """`nodes=4` was refused, as the default weights are those of 16 nodes."""
+    assert compose([]).weights.name == "A"
+    assert [compose(run).weights.name for run in expand(["nodes=4,8"])] == ["uniform", "uniform"]
+    assert compose(["nodes=16", "weights=A"]).weights.name == "A"
+    assert compose(["nodes=16", "experiment=cifar10_cpu"]).weights.name == "A", "the experiment names them"
+
+
+def test_what_is_swept_is_known_run_by_run() -> None:
+    words = ["strategy=I,II", "iterations=9", "lr=0.1,0.2", "weights=[1,2],[3,4]"]
+    runs, swept = expand(words), swept_in(words)
+    assert [f"lr={named['lr']}" in run for run, named in zip(runs, swept, strict=True)] == [True] * 8
+    assert swept[0] == {"strategy": "I", "lr": "0.1", "weights.values": "[1,2]"}
+    assert swept_in(["lr=0.1"]) == [{}]
 
 
 def test_settings_of_a_group_reach_the_config() -> None:

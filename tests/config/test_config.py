@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from dgt.checks import ConfigError
 from dgt.config import Config
+from dgt.errors import ConfigError
 
 
 def test_defaults_are_the_papers_settings() -> None:

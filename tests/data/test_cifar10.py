@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from dgt.data import cifar10
-from dgt.data.cifar10 import DataError, ensure, fetch, load, verify
-from dgt.world import cache_dir
+from dgt.data.cifar10 import ensure, fetch, load, verify
+from dgt.errors import DataError
+from dgt.processes.environment import cache_dir
 from tests.distributed.ranks import DGT, command
 
 pytestmark = pytest.mark.timeout(240)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgt.checks import ConfigError
 from dgt.data import partition
+from dgt.errors import ConfigError
 from dgt.network.weights import named
 
 LABELS = np.tile(np.arange(10, dtype=np.uint8), 500)

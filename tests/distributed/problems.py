@@ -1,9 +1,11 @@
-"""A small problem that leaves nothing out: dropout, BatchNorm, random numbers of torch, numpy and Python."""
+"""Problems that tests train: one that leaves nothing out (dropout, every generator), one that weighs its process."""
 
 from __future__ import annotations
 
 import random
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -43,3 +45,20 @@ class Noisy(dgt.Problem):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.seen.copy_(state["seen"])
+
+
+class Weighed(dgt.Problem):
+    """F_i = |theta - i|^2 / 2; node 0 writes down now and then how much memory its process has to itself, in MB."""
+
+    def __init__(self, context: dgt.ProblemContext, path: str, every: int = 2000) -> None:
+        self.model = torch.nn.Linear(8, 1).to(context.dtype)
+        self.node, self.every, self.path = context.node, every, Path(path)
+
+    def backward(self, iteration: int) -> float:
+        loss = sum((p - self.node).square().sum() / 2 for p in self.model.parameters())
+        loss.backward()
+        if self.node == 0 and iteration % self.every == 0:
+            kb = re.search(r"RssAnon:\s*(\d+)", Path("/proc/self/status").read_text())
+            with self.path.open("a") as file:
+                file.write(f"{iteration} {int(kb[1]) / 1024:.2f}\n")
+        return loss.item()

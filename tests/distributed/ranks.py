@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dgt.launch import JoinOptions, start_ranks
+from dgt.launching.launch import JoinOptions, start_ranks
 
 DGT = [sys.executable, "-m", "dgt"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

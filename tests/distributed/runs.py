@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from dgt.compose import compose
 from dgt.config import Config
-from dgt.launch import JoinOptions, start_ranks
-from dgt.training.checkpoint import Commit, committed, read_rank
+from dgt.config.compose import compose
+from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.training.checkpoints.files import Commit, committed, read_rank
 from dgt.training.jobs import TrainJob
 from tests.distributed.processes import until
 from tests.distributed.ranks import DGT

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from dgt import forkserver, launch
 from dgt.__main__ import main
+from dgt.launching import forkserver, launch
 from tests.distributed.ranks import DGT, TORCHRUN, command
 
 pytestmark = pytest.mark.timeout(120)
@@ -99,6 +99,7 @@ BAD = [
     (["lr=-1"], "lr=-1.0: must be above 0"),
     (["lr=inf"], "lr=inf: must be finite and above 0"),
     (["nodes=2.5"], "nodes=2.5: must be a whole number"),
+    (["nodes=3000000000"], "nodes=3000000000: must be at least 1 and at most 1e+07"),
     (["iterations=99999999999x"], "iterations=99999999999x: must be a whole number"),
     (["overlap=maybe"], "overlap=maybe: must be true or false"),
     (["timeout=1e300"], "timeout=1e+300: must be above 0 and at most 1e+09"),
@@ -113,7 +114,7 @@ BAD = [
     (["weights=[1,x]"], "weights.values=x: must be a number"),
     (["weights=[]"], "weights: must be a list of at least one number, found an array of shape (0,)"),
     (["weights=[1e-320,1e300]"], "weights: node 0 has 9.99989e-321, too small to be told from 0 beside node 1, "),
-    (["nodes=8"], "nodes=8: weights A has 16 entries; leave nodes out or use nodes=16"),
+    (["nodes=8", "weights=A"], "nodes=8: weights A has 16 entries; leave nodes out or use nodes=16"),
     ([*weights("three"), "nodes=4"], "nodes=4: weights three has 3 entries; leave nodes out or use nodes=3"),
     (weights("empty"), "weights: must be a list of at least one number, found an array of shape (0,) (in empty)"),
     (weights("words"), "weights.path=words: not a list of numbers (could not convert string to float: 'one')"),
@@ -188,7 +189,7 @@ BAD = [
     (["chaos=kil"], "chaos=kil: did you mean kill"),
     (["chaos=kill", "chaos.phase=lunch"], "chaos.phase=lunch: allowed: step, copy, write, rename, commit, prune"),
     (["chaos=kill", "chaos.rank=16"], "chaos.rank=16: must be at least 0 and at most 15"),
-    (["chaos=pause", "chaos.damage=flip"], "chaos.damage: chaos=pause has no such key; did you mean "),
+    (["chaos=pause", "chaos.damage=flip"], "chaos.damage: chaos=pause has no such key; allowed: chaos.rank, "),
     (["crc=sometimes"], "crc=sometimes: must be true or false"),
     ([*FOUR, "resume=damaged"], "resume=damaged: no checkpoint there is whole"),
     # found by ranks
@@ -228,6 +229,9 @@ def test_bad_input_is_one_line_and_exit_code_2(files: Path, dgt_here, overrides:
         (["run", "-n", "0", "x.py"], "-n=0: must be at least 1"),
         (["compare", "resume=auto"], "resume: for dgt train only; dgt compare runs every cell from its start"),
         (["bench", "topology=rnig"], "topology=rnig: did you mean ring? allowed: "),
+        (["train", "seeds=3"], "seeds: the seeds of dgt compare; here a run has one, seed=0, and -m seed=0,1,2 makes "),
+        (["simulate", "seeds=3"], "seeds: the seeds of dgt compare; here a run has one"),
+        (["compare", "checkpoint.every=3"], "checkpoint.every: for dgt train only; dgt compare runs every cell from "),
         (["compare", "seeds=two"], "seeds=two: must be a count above 0 or a list of different seeds"),
         (["compare", "seeds=0"], "seeds=0: must be at least 1"),
         (["compare", "lr=0.01,0.02"], "lr=0.01,0.02: dgt compare varies weights and topology; give one lr"),

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import dgt
+from dgt.commands.bench.presets import PRESETS, workload
 from tests.distributed.conftest import Said
 from tests.distributed.ranks import TORCHRUN, command
 
@@ -36,13 +38,35 @@ def test_bench_measures_all_variants_by_turns(tmp_path: Path, dgt_here: Callable
     assert json.loads((directory / "bench.json").read_text())["rows"] == list(rows.values())
 
 
-@pytest.mark.parametrize("preset", ["vector", "sleep"])
-def test_bench_under_torchrun(preset: str, tmp_path: Path) -> None:
-    words = ["bench", f"preset={preset}", "rounds=1", "steps=1", "batch=2", "variants=[compute,messages,buckets]"]
+def test_bench_under_torchrun(tmp_path: Path) -> None:
+    words = ["bench", "preset=sleep", "batch=2", "rounds=1", "steps=1", "variants=[compute,messages,buckets]"]
     done = command([*TORCHRUN, "--nproc-per-node=2", "-m", "dgt", *words, "run_dir=here"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[2:5]] == ["compute", "messages", "buckets"]
     assert (tmp_path / "here" / "figures" / "bench.pdf").exists()
+
+
+def test_only_models_have_buffers() -> None:
+    """Constants of a preset were buffers once: DDP broadcast them, as large as the model, before every forward."""
+    with_buffers = {name for name in PRESETS if list(workload(name, 1, 10, 0, torch.device("cpu")).model.buffers())}
+    assert with_buffers == {"resnet18"}, "BatchNorm"
+
+
+@pytest.mark.parametrize(("nodes", "preset"), [(2, "sleep"), (3, "vector")])
+def test_mb_sent_is_what_the_kernel_counts(nodes: int, preset: str, tmp_path: Path) -> None:
+    """Ranks in a network namespace of their own, whose loopback device counts every byte of DDP, Decent-DP and dgt.
+
+    Two ranks are a pair for Decent-DP, of three all average; DDP's count once left out a broadcast of half as much
+    again.
+    """
+    own = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if not shutil.which("ip") or subprocess.run([*own, "true"], capture_output=True, timeout=30).returncode:
+        pytest.skip("a network namespace needs root and iproute2 (launch/test.sh installs it)")
+    line = [*own, sys.executable, "-m", "tests.distributed.counted", str(nodes), preset]
+    done = command(line, tmp_path, PYTHONPATH=str(Path(dgt.__file__).parents[1]))
+    assert done.returncode == 0, done.stderr
+    for name, (said, counted) in json.loads(done.stdout)[preset].items():
+        assert said <= counted <= 1.03 * said, f"{name}: nothing but headers beside it"
 
 
 def test_bench_scaling_grows_ranks_degree_and_bytes(tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
@@ -66,6 +90,11 @@ def test_bench_scaling_grows_ranks_degree_and_bytes(tmp_path: Path, dgt_here: Ca
         (["degree=4"], "degree=4: must be at least 0 and at most 3"),
         (["nodes=5", "degree=3"], "degree=3: 5 nodes cannot all have an odd number"),
         (["scalign"], "scalign"),
+        (["size=10"], "size=10: of preset=vector only; preset=mlp has a size of its own"),
+        (["preset=vector", "batch=4"], "batch=4: preset=vector has no samples"),
+        (["topology=star", "degree=2"], "degree=2: in place of a topology"),
+        (["scaling", "topology=star"], "topology=star: dgt bench scaling varies it itself"),
+        (["ddp_bucket_mb=-1"], "ddp_bucket_mb=-1.0: must be at least 0"),
     ],
 )
 def test_bad_bench_settings_are_one_line(

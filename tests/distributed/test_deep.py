@@ -14,17 +14,17 @@ import torch
 
 import dgt
 from dgt import algorithms, problems, reference
-from dgt.compose import compose
 from dgt.config import Config
+from dgt.config.compose import compose
 from dgt.data import cifar10
-from dgt.launch import LaunchError
+from dgt.errors import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
-from dgt.node import Node
-from dgt.placement import Placement
 from dgt.problems import Problem
+from dgt.processes.environment import cache_dir
+from dgt.processes.node import Node
+from dgt.processes.placement import Placement
 from dgt.training.setup import network_of
 from dgt.training.trainer import train
-from dgt.world import cache_dir
 from tests.distributed.conftest import Said
 from tests.distributed.ranks import run_ranks
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import dgt
+from dgt.errors import LaunchError
 from dgt.exchange.transport import Outbox, Transport
-from dgt.launch import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import named
-from dgt.node import Node
+from dgt.processes.node import Node
 from tests.distributed.ranks import command, run_ranks
 
 pytestmark = pytest.mark.timeout(120)
@@ -132,12 +132,11 @@ def test_one_symmetric_batch_moves_the_same_numbers(topology: str) -> None:
 @dataclass
 class Versions:
     def run(self, node: Node) -> None:
-        import importlib.metadata
 
-        from dgt import world
+        from dgt.processes import join
 
-        importlib.metadata.version = lambda _: "9.9" if node.rank == 2 else "0.1.0"  # type: ignore[assignment]
-        world._same_version(node)
+        join.version = lambda _: "9.9" if node.rank == 2 else "0.1.0"  # type: ignore[assignment]
+        join._same_version(node)
 
 
 def test_different_versions_are_named() -> None:

@@ -42,10 +42,11 @@ class TwoHosts:
         lines = [f"{address} host{number}" for number, address in enumerate(SLOW_LINKS["HOSTS"], 1)]
         self.hosts_file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
 
-    def start(self, cwd: Path, *line: str) -> list[subprocess.Popen[str]]:
-        """The same line on both."""
-        plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "GLOO_"))}
-        environment = {**plain, "PYTHONPATH": str(TOP), "OMP_NUM_THREADS": "1"}
+    def start(self, cwd: Path, *line: str, **variables: str) -> list[subprocess.Popen[str]]:
+        """The same line on both, without what dgt's own launcher has set in this process."""
+        others = ("SLURM_", "TORCHELASTIC_", "TORCH_", "GLOO_")
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(others)}
+        environment = {**plain, "PYTHONPATH": str(TOP), "OMP_NUM_THREADS": "1", **variables}
         return [
             subprocess.Popen(
                 ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", "sh", "-c", PRIVATE, "sh",

@@ -15,9 +15,9 @@ import torch
 
 import dgt
 from dgt import reference
-from dgt.launch import LaunchError
+from dgt.errors import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
-from dgt.node import Node
+from dgt.processes.node import Node
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(180)
@@ -326,15 +326,6 @@ def test_average_model_is_the_strategys_and_is_restored(name: str, tmp_path: Pat
 
 
 @dataclass
-class WrongState:
-    def run(self, node: Node) -> None:
-        network = dgt.Network(node, dgt.graphs.ring(node.size), WEIGHTS)
-        small = dgt.DSGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1, network=network)
-        large = dgt.GradientTracking([torch.nn.Parameter(torch.zeros(3))], lr=0.1, network=network)
-        large.load_state_dict(small.state_dict())
-
-
-@dataclass
 class LateGroup:
     def run(self, node: Node) -> None:
         network = dgt.Network(node, dgt.graphs.ring(node.size), WEIGHTS)
@@ -371,8 +362,3 @@ def test_step_hooks_and_profiler_work_as_usual() -> None:
 def test_a_late_parameter_group_is_refused_not_forgotten() -> None:
     with pytest.raises(LaunchError, match="add_param_group: give all parameters"):
         run_ranks(LateGroup(), NODES)
-
-
-def test_a_foreign_state_dict_is_refused() -> None:
-    with pytest.raises(LaunchError, match="state_dict: made by DSGD, not by GradientTracking"):
-        run_ranks(WrongState(), NODES)

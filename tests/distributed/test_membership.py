@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 from dgt import reference
-from dgt.launch import JoinOptions, LaunchError, start_ranks
+from dgt.errors import LaunchError, PeerError
+from dgt.launching.launch import JoinOptions, start_ranks
 from dgt.network import graphs
 from dgt.network.mixing import mixing_matrix, mixing_row, row_without, strategy
 from dgt.network.weights import normalise
-from dgt.node import Node
-from dgt.notices import PeerError
 from dgt.problems.least_squares import LeastSquares
+from dgt.processes import rendezvous as meeting
+from dgt.processes.node import Node
 from dgt.training.session import Session
 from tests.distributed.runs import commits, configured, metrics, train
 
@@ -55,7 +58,7 @@ class Loses:
             except PeerError:
                 lost = True
             if lost:
-                session.go_on_without_the_lost()
+                session.regroup()
                 iteration = session.optimizer.iteration
             if len(members) == 0 or members[-1] != node.members:
                 members.append(list(node.members))
@@ -154,6 +157,31 @@ def test_a_network_that_falls_apart_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=words) as caught:
         train(tmp_path / "r", *PLAIN, "topology=star", "chaos=kill", "chaos.rank=0", "chaos.iteration=40")
     assert caught.value.code == 1
+
+
+class FallsApart(Loses):
+    """Node 5 is still connecting to the others when these have found that the network falls apart, and exit."""
+
+    def run(self, node: Node) -> None:
+        connect = meeting.join_group
+
+        def slowly(*arguments: Any) -> NoReturn:
+            meeting.join_group = connect
+            meeting.leave_groups(connect(*arguments))
+            time.sleep(1)
+            raise RuntimeError("Connection closed by peer")
+
+        if node.name == 5:
+            meeting.join_group = slowly
+        super().run(node)
+
+
+def test_none_goes_on_alone_where_the_network_falls_apart(tmp_path: Path) -> None:
+    """The others had left, and the slow node took them for lost: it trained alone, and the run ended with 0."""
+    options = JoinOptions(device="cpu", timeout=10, lenient=True)
+    with pytest.raises(LaunchError, match="the network falls apart"):
+        start_ranks(FallsApart(str(tmp_path), ["topology=star"], {0: 12}), 6, options)
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_the_lost_weight_goes_to_the_diagonal() -> None:

@@ -58,10 +58,10 @@ def test_every_dgt_command_runs(line: str, tmp_path: Path, dgt_here: Callable[..
 
 @pytest.mark.parametrize("launcher", ["torchrun", "dgt run"])
 def test_the_library_example_trains_under_both_launchers(launcher: str, tmp_path: Path) -> None:
-    example, average, saving, _ = PYTHON
+    example, uneven, average, saving, _ = PYTHON
     assert len(example.splitlines()) < 40
-    # the second snippet belongs into the same block, after training
-    indented = "".join(f"    {line}\n" for line in average.splitlines())
+    # the next snippets belong into the same block, after training
+    indented = "".join(f"    {line}\n" for line in (uneven + average).splitlines())
     example += "    evaluate = lambda model: model(inputs).mean().item()\n" + indented
     loop = example[example.index("        optimizer.zero_grad") : example.index("    losses =")]
     example += "    def train_one_step():\n" + loop + "".join(f"    {line}\n" for line in saving.splitlines())

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import dgt
-from dgt.launch import LaunchError
-from dgt.node import Node
+from dgt.errors import LaunchError
+from dgt.processes.node import Node
 from tests.distributed.ranks import DGT, command, run_ranks
 from tests.distributed.runs import NOISY, assert_identical, commits, last_state, metrics, start_long_run, told, train
 

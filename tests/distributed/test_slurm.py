@@ -63,13 +63,13 @@ def submit(cluster: SlurmCluster, cwd: Path, file: str, *arguments: str, options
     return Batch(cluster, cluster.submit(*spread, *tasks, str(BATCH / file), *arguments, cwd=cwd, **variables), cwd)
 
 
-def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
-    cluster: SlurmCluster, tmp_path: Path
-) -> None:
-    """Eight ranks on four nodes, interrupted, queued again, and the result of `dgt train`."""
+@pytest.fixture(scope="module")
+def requeued(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
+    """Eight ranks on four nodes with each launcher, interrupted: Slurm starts them again while the other tests run."""
+    top = tmp_path_factory.mktemp("requeued")
 
     def preempt(job: str) -> None:
-        urgent = cluster.submit("-p", "urgent", "-N4", "--exclusive", "--wrap", "sleep 1", cwd=tmp_path)
+        urgent = cluster.submit("-p", "urgent", "-N4", "--exclusive", "--wrap", "sleep 1", cwd=top)
         assert cluster.wait_for_end(urgent) == [("COMPLETED", 0)]  # or it would preempt the next job too
 
     def warn(job: str) -> None:
@@ -78,22 +78,19 @@ def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
 
     jobs = []
     for name, interrupt in {"srun": preempt, "torchrun": warn}.items():
-        job = submit(cluster, tmp_path / name, f"{name}.sbatch", *LONG, *HELD)
+        job = submit(cluster, top / name, f"{name}.sbatch", *LONG, *HELD)
         jobs.append(job)
         job.await_line("iteration 100/600")
         interrupt(job.job)
-    plain = command([*DGT, "train", *LONG, "run_dir=plain"], tmp_path)
-    assert plain.returncode == 0, plain.stderr
-    for job in jobs:
-        job.await_line("out of time: saved, and queued again")
-        assert cluster.wait_for_end(job.job) == [("COMPLETED", 1)], job.log
-        assert job.log.count("iteration 100/600") == 1, "it went on, and did not start anew"
-        assert_identical(job.cwd / "runs" / f"slurm-{job.job}", tmp_path / "plain")
+    return jobs
 
 
+@pytest.mark.usefixtures("requeued")
 def test_an_array_is_a_sweep_and_scancel_leaves_no_process(cluster: SlurmCluster, tmp_path: Path) -> None:
-    cancelled = submit(cluster, tmp_path / "cancelled", "torchrun.sbatch", *ENDLESS)
-    failing = submit(cluster, tmp_path / "failing", "srun.sbatch", *ENDLESS, "chaos=not_a_number", "chaos.iteration=9")
+    four, two = ("weights=[1,2,3,4]",), ("--nodes=2", "--cpus-per-task=1")
+    cancelled = submit(cluster, tmp_path / "cancelled", "torchrun.sbatch", *ENDLESS, *four, options=two)
+    fault = ["chaos=not_a_number", "chaos.iteration=9"]
+    failing = submit(cluster, tmp_path / "failing", "srun.sbatch", *ENDLESS, *four, *fault, options=two)
     array = submit(cluster, tmp_path / "an array", "array.sbatch", *SWEEP, options=("--array=0-3", "--cpus-per-task=1"))
     small = ("--nodes=1", "--cpus-per-task=1")
     refused = submit(cluster, tmp_path / "refused", "torchrun.sbatch", "weights=[1,2,3]", options=small)
@@ -158,6 +155,20 @@ def test_shells_start_ranks_and_srun_tasks_are_ranks_also_inside_an_allocation(
     assert plain.returncode == 0, plain.stderr
     for name in ("shell", "ranks", "interactive"):
         assert metrics(tmp_path / name) == metrics(tmp_path / "plain")
+
+
+def test_batch_files_stop_at_the_warning_and_go_on_bit_by_bit_after_requeueing(
+    cluster: SlurmCluster, requeued: list[Batch], tmp_path: Path
+) -> None:
+    """They reach the result of `dgt train`. The last test of this file, as Slurm lets requeued jobs wait."""
+    plain = command([*DGT, "train", *LONG, "run_dir=plain"], tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    for job in requeued:
+        job.await_line("out of time: saved, and queued again")
+        assert cluster.wait_for_end(job.job) == [("COMPLETED", 1)], job.log
+        assert job.log.count("iteration 100/600") == 1, "it went on, and did not start anew"
+        assert "frame #" not in job.log.rpartition("queued again")[2], "no trace of C++ at the end of a good job"
+        assert_identical(job.cwd / "runs" / f"slurm-{job.job}", tmp_path / "plain")
 
 
 def at_a_terminal(cluster: SlurmCluster, cwd: Path, *words: str) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """Start, a few steps with random delays, stop; again and again: no hang, no process and no file left behind.
 
 DGT_SOAK_RUNS=1000 python -m pytest tests/distributed/test_soak.py runs it a thousand times.
+DGT_SOAK_MINUTES=60 python -m pytest tests/distributed/test_soak.py -m trials: one long run whose memory stays flat.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import torch
 
 import dgt
 from dgt.exchange import shared
-from dgt.node import Node
+from dgt.processes.node import Node
 from tests.distributed.ranks import run_ranks
+from tests.distributed.runs import start_long_run
 
 RUNS = int(os.environ.get("DGT_SOAK_RUNS", "12"))
+MINUTES = float(os.environ.get("DGT_SOAK_MINUTES", "2"))
 RANKS, STEPS = 8, 20
 
 
@@ -63,6 +66,26 @@ def test_starts_and_stops_leave_nothing_behind(tmp_path: Path, monkeypatch: pyte
         children = children or _children()
         assert _children() <= children, seed
         assert len(children) <= before + 2  # the process that forks ranks stays, and multiprocessing's tracker
+
+
+@pytest.mark.trials
+@pytest.mark.timeout(120 + 60 * MINUTES)
+def test_memory_of_rank_0_stays_flat_however_often_it_evaluates(tmp_path: Path) -> None:
+    """It kept every evaluation for the summary: a megabyte per thousand of them, for ever."""
+    weighed, run = tmp_path / "memory.txt", tmp_path / "run"
+    target = ["problem=custom", "problem._target_=tests.distributed.problems.Weighed", f"problem.path={weighed}"]
+    process = start_long_run(run, *target, "weights=[1,2,3,4]", "eval_every=1", "checkpoint.every=5000", "lr=0.01")
+    try:
+        time.sleep(60 * MINUTES)
+        assert process.poll() is None, process.communicate()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 75
+    rows = [line.split() for line in weighed.read_text().splitlines()]
+    first, last = (float(rows[place][1]) for place in (len(rows) // 4, -1))
+    print(f"\n{rows[-1][0]} evaluations in {MINUTES:g} minutes: {first} MB after a quarter, {last} MB at the end")
+    assert last < first + 4, rows
 
 
 def _orphans() -> set[str]:

@@ -39,7 +39,7 @@ def results(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_job_in_training(sweep: Path) -> str:
-    until(lambda: lines_of(sweep / "0" / "metrics.jsonl") >= 2)
+    until(lambda: lines_of(sweep / "0-strategy_I" / "metrics.jsonl") >= 2)
     (pickled,) = (sweep / ".submitit").glob("*_0_submitted.pkl")
     return pickled.name.removesuffix("_submitted.pkl")
 
@@ -91,5 +91,5 @@ def test_a_failed_job_is_named_and_the_others_are_reported(cluster: SlurmCluster
     )
     assert last == "dgt: error: 1 of 2 runs failed"
     assert "lr=50 is too large" in log.read_text()
-    assert done.stdout.splitlines()[-1].endswith(f" {top.resolve()}/0")
+    assert done.stdout.splitlines()[-1].endswith(f" {top.resolve()}/0-lr_0.02")
     assert cluster.wait_for_end(log.name.removesuffix("_0_log.out")) == [("FAILED", 0)]

@@ -14,7 +14,7 @@ import torch
 
 import dgt
 from dgt.exchange import shared
-from dgt.node import Node
+from dgt.processes.node import Node
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(180)

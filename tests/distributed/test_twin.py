@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dgt.commands.simulate.twin import evaluations
 from dgt.config import ALGORITHMS, STRATEGIES, Config, LeastSquaresConfig, TopologyConfig, WeightsConfig
-from dgt.node import Node
-from dgt.placement import Placement
+from dgt.processes.node import Node
+from dgt.processes.placement import Placement
 from dgt.training.setup import network_of, shared_network
-from dgt.training.simulate import evaluations
 from dgt.training.trainer import train
 from tests.distributed.ranks import run_ranks
 

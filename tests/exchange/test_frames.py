@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from dgt.exchange.frames import HEAD, TAIL, Frame, Seal, frame_bytes
-from dgt.notices import NEVER, Notices, WireError
+from dgt.errors import ConfigError, TrainingError, WireError
+from dgt.exchange.frames import HEAD, TAIL, Frame, Seal, Settings, frame_bytes
+from dgt.processes.notices import NEVER, Notices, goodbye
 
 LIKE = torch.empty(37, dtype=torch.float32)
 
@@ -95,6 +96,47 @@ def test_notices_travel_in_the_head_and_the_earliest_counts() -> None:
     Seal(sender, "tracker", LIKE, False).write(frame, 5, 40)
     Seal(receiver, "tracker", LIKE, False).check([(3, frame)], 5, 40)
     assert (receiver.notices.stop_at, receiver.notices.save_at) == (90, 70)
+
+
+def noted(*values: float) -> Settings:
+    settings = Settings()
+    settings.note(values)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "words"),
+    [
+        ([0.05, 0.0], [0.1, 0.0], "node 1: lr is 0.05 here and 0.1 on neighbour 3 at iteration 40; all ranks need"),
+        ([0.05, 0.0], [0.05, 0.1], "node 1: a weight_decay, or the lr of a later .* is another one on neighbour 3"),
+        ([0.05, 0.0, 0.1, 0.0], [0.05, 0.0, 0.2, 0.0], "node 1: a weight_decay, or the lr of a later parameter group"),
+    ],
+)
+def test_settings_that_differ_are_named(own: list[float], theirs: list[float], words: str) -> None:
+    frame = framed()
+    Seal(node(3), "both", LIKE, True, noted(*theirs)).write(frame, 5, 40)
+    with pytest.raises(ConfigError, match=words):
+        Seal(node(1), "both", LIKE, True, noted(*own)).check([(3, frame)], 5, 40)
+    # a schedule whose last bit is another one on another host
+    Seal(node(1), "both", LIKE, True, noted(*(value * (1 + 1e-15) for value in theirs))).check([(3, frame)], 5, 40)
+
+
+def test_answers_are_compared_with_the_settings_that_were_sent() -> None:
+    """A schedule may go on while messages travel."""
+    settings, receiver, own, theirs = noted(0.1, 0.0), node(1), framed(), framed()
+    seal = Seal(receiver, "both", LIKE, False, settings)
+    seal.write(own, 5, 40)
+    Seal(node(3), "both", LIKE, False, noted(0.1, 0.0)).write(theirs, 5, 40)
+    settings.note([0.05, 0.0])
+    seal.check([(3, theirs)], 5, 40)
+    assert seal.last == 40
+
+
+def test_a_goodbye_in_place_of_a_message_is_understood() -> None:
+    inbox = sealed(number=4, iteration=39)
+    inbox.raw[:HEAD] = torch.frombuffer(bytearray(goodbye(steps=40)), dtype=torch.uint8)
+    with pytest.raises(TrainingError, match="node 1: neighbour 3 has left after 40 steps, this node is at step 41: do"):
+        check(inbox)
 
 
 def test_head_and_tail_are_all_that_is_added() -> None:

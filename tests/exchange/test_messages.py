@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dgt.checks import ConfigError
+from dgt.errors import ConfigError
 from dgt.exchange.flat import FlatParameters
 from dgt.exchange.transport import message_order
 from dgt.network import graphs

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dgt import compose, sweeps
-from dgt.checks import ConfigError
 from dgt.cli import main
+from dgt.config import compose
+from dgt.errors import ConfigError
+from dgt.launching import sweeps
 
 SLURM = "hydra/launcher=slurm"
 
@@ -127,7 +128,8 @@ def sweep_of_three(tmp_path: Path, finished: tuple[int, ...]) -> sweeps.Waiting:
         (tmp_path / str(number)).mkdir()
     for number in finished:
         (tmp_path / str(number) / "summary.json").write_text(json.dumps({"number": number}))
-    return sweeps.Waiting(tmp_path, ["seed=0", "seed=1", "seed=2"], ["7_0", "7_1", "7_2"])
+    folders = [tmp_path / str(number) for number in range(3)]
+    return sweeps.Waiting(tmp_path, ["seed=0", "seed=1", "seed=2"], ["7_0", "7_1", "7_2"], folders)
 
 
 def test_jobs_that_leave_no_summary_are_named_with_their_log(
@@ -137,7 +139,7 @@ def test_jobs_that_leave_no_summary_are_named_with_their_log(
     programs("squeue", "echo 7_0 FAILED; echo 7_1 COMPLETED; echo 9_2 RUNNING")
     waiting = sweep_of_three(tmp_path, finished=(1,))
     (tmp_path / "0" / sweeps.FAILED).write_text("lr=50 is too large\n")
-    assert waiting.until_all_are_over() == ([{"number": 1}], 2)
+    assert waiting.until_all_are_over() == ([(1, {"number": 1})], 2)
     said = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     logs = [f"; log {tmp_path}/.submitit/7_{number}_0_log.out" for number in range(3)]
     assert said == [
@@ -160,4 +162,4 @@ def test_a_queue_that_does_not_answer_is_asked_again(programs, tmp_path: Path, m
     programs("squeue", script)
     waiting = sweep_of_three(tmp_path, finished=())
     (tmp_path / "0" / sweeps.FAILED).write_text("stopped by SIGTERM\n")
-    assert waiting.until_all_are_over() == ([{}, {}, {}], 0)
+    assert waiting.until_all_are_over() == ([(0, {}), (1, {}), (2, {})], 0)

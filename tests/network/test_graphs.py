@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgt.checks import ConfigError
 from dgt.config import TOPOLOGIES, TopologyConfig
+from dgt.errors import ConfigError
 from dgt.network import graphs
 
 BUILT = [name for name in TOPOLOGIES if name != "file"]

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgt.checks import ConfigError
+from dgt.errors import ConfigError
 from dgt.network import graphs, weights
 from dgt.network.mixing import mixing_matrix, mixing_row, strategy
 

@@ -7,7 +7,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dgt.checks import ConfigError
+from dgt.errors import ConfigError
 from dgt.network import graphs, weights
 from dgt.network.optimal import optimal_weights
 from dgt.network.spectral import spectral_gap

@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dgt.checks import ConfigError
+from dgt.errors import ConfigError
 from dgt.network import graphs, weights
 from dgt.network.gaps import gap_table
 from dgt.network.mixing import mixing_matrix

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgt import reference
-from dgt.checks import ConfigError
 from dgt.config import LeastSquaresConfig
+from dgt.errors import ConfigError
 from dgt.network import graphs, theory, weights
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.problems.least_squares import LeastSquares

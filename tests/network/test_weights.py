@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dgt.checks import ConfigError
 from dgt.config import WeightsConfig
+from dgt.errors import ConfigError
 from dgt.network import weights
 
 

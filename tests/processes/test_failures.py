@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dgt import failures
-from dgt.checks import ConfigError, TrainingError
-from dgt.failures import Failure
-from dgt.notices import PeerError
+from dgt.errors import ConfigError, PeerError, TrainingError
+from dgt.processes import failures
+from dgt.processes.failures import Failure
 
 
 def note(rank: int, kind: str, reason: str, time: float) -> Failure:

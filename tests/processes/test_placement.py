@@ -2,9 +2,9 @@
 
 import pytest
 
-from dgt import world
-from dgt.checks import ConfigError
-from dgt.placement import (
+from dgt.errors import ConfigError
+from dgt.processes import environment
+from dgt.processes.placement import (  # fmt: skip
     Placement,
     choose_backend,
     choose_device,
@@ -15,7 +15,7 @@ from dgt.placement import (
     refuse_missing_gpu,
     slurm_rendezvous,
     threads_per_rank,
-)  # fmt: skip
+)
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {
@@ -209,11 +209,11 @@ def test_a_host_and_port_of_the_users_count() -> None:
 
 def test_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    world.one_thread()
-    assert world.variables("OMP_NUM_THREADS") == {"OMP_NUM_THREADS": "1"}
+    environment.one_thread()
+    assert environment.variables("OMP_NUM_THREADS") == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    world.one_thread()
-    assert world.variables("OMP_NUM_THREADS") == {"OMP_NUM_THREADS": "8"}
+    environment.one_thread()
+    assert environment.variables("OMP_NUM_THREADS") == {"OMP_NUM_THREADS": "8"}
 
 
 @pytest.mark.parametrize(

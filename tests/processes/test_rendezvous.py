@@ -1,4 +1,4 @@
-"""Where ranks find each other: fresh after every restart, on loopback only, agreed after a loss."""
+"""Where ranks find each other: fresh after every restart, on loopback only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from dgt import meeting
-from dgt.checks import ConfigError, TrainingError
+from dgt.errors import ConfigError
+from dgt.processes import rendezvous as meeting
 
 PATIENCE = timedelta(seconds=20)
 
@@ -43,7 +43,7 @@ def test_a_host_that_is_not_there_is_named_at_once_and_one_that_is_silent_in_the
         port = probe.getsockname()[1]
     with pytest.raises(RuntimeError) as caught:
         meeting.tcp_store("127.0.0.1", port, 1, 2, timedelta(seconds=1))
-    words = str(meeting.in_vain(1, f" at 127.0.0.1:{port}", caught.value))
+    words = str(meeting.rendezvous_error(1, f" at 127.0.0.1:{port}", caught.value))
     assert words.startswith(f"rank 1: could not meet the other ranks at 127.0.0.1:{port} (")
     assert "is that host reachable" in words
 
@@ -55,7 +55,7 @@ def rooms(store: dist.Store, late: int | None = None) -> dict[int, dist.Store]:
     def enter(rank: int) -> None:
         if rank == late:
             time.sleep(0.3)
-        found[rank] = meeting.fresh_room(store, rank, 4, PATIENCE)
+        found[rank] = meeting.new_prefix(store, rank, 4, PATIENCE)
         found[rank].set(f"seen/{rank}", "yes")
 
     threads = [threading.Thread(target=enter, args=(rank,)) for rank in range(4)]
@@ -78,38 +78,3 @@ def test_every_start_has_a_room_of_its_own_even_after_half_a_start() -> None:
     for room in second.values():
         assert room.check([f"seen/{rank}" for rank in range(4)]), "all in one room"
         assert not room.check(["address"]), "and in none that was used before"
-
-
-def decide(store: dist.Store, names: list[int], lost: set[int], patience: float = 10) -> dict[int, object]:
-    found: dict[int, object] = {}
-
-    def come(name: int) -> None:
-        try:
-            found[name] = meeting.reunion(store, [0, 1, 2, 3], name, 40 + name, lambda: lost, patience)
-        except TrainingError as error:
-            found[name] = str(error)
-
-    threads = [threading.Thread(target=come, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
-
-
-def test_those_who_are_left_agree() -> None:
-    assert decide(dist.HashStore(), [0, 2, 3], lost={1}) == dict.fromkeys([0, 2, 3], ([0, 2, 3], 43))
-
-
-def test_without_a_launcher_that_knows_time_decides_and_who_is_late_is_out() -> None:
-    store = dist.HashStore()
-    assert decide(store, [0, 2], lost=set(), patience=1.5) == dict.fromkeys([0, 2], ([0, 2], 42))
-    assert decide(store, [3], lost=set(), patience=1.5) == {3: "node 3 came too late: the others went on without it"}
-
-
-def test_an_alarm_keeps_everybody_from_going_on() -> None:
-    store = dist.HashStore()
-    store.set(meeting.ALARM, "the loss is 1e9")
-    assert decide(store, [0, 2, 3], lost={1}) == dict.fromkeys([0, 2, 3], "the loss is 1e9")
-    with pytest.raises(TrainingError):
-        meeting.reunion(store, [0, 1], 0, 1, set, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
+import os
 import re
 import signal
 import subprocess
@@ -9,9 +11,11 @@ import sys
 
 import pytest
 
+from dgt.launching import forkserver
+
 WAITING = """
 import ctypes, sys
-from dgt import signals
+from dgt.processes import signals
 signals.say_when_ended(speaks={speaks}, tidy_up=lambda: print("tidy", flush=True))
 print("there", flush=True)
 ctypes.CDLL(None).sleep(60)  # no Python in between, as in torch's store
@@ -21,7 +25,12 @@ ctypes.CDLL(None).sleep(60)  # a signal ends the first one
 
 @pytest.mark.parametrize(
     ("number", "speaks", "code"),
-    [(signal.SIGTERM, True, 143), (signal.SIGTERM, False, 143), (signal.SIGUSR1, True, 75)],
+    [
+        (signal.SIGTERM, True, 143),
+        (signal.SIGTERM, False, 143),
+        (signal.SIGUSR1, True, 75),
+        (signal.SIGHUP, True, 129),
+    ],
 )
 def test_a_signal_during_start_up_is_named(number: signal.Signals, speaks: bool, code: int) -> None:
     line = [sys.executable, "-c", WAITING.format(speaks=speaks)]
@@ -38,7 +47,7 @@ def test_a_signal_during_start_up_is_named(number: signal.Signals, speaks: bool,
 
 def said(*lines: str) -> tuple[int, str, str]:
     """Exit code and words of a program that has begun like the command."""
-    begun = ["import signal, time", "from dgt import signals", "signals.say_when_ended(True, lambda: None)"]
+    begun = ["import signal, time", "from dgt.processes import signals", "signals.say_when_ended(True, lambda: None)"]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(begun + list(lines))], capture_output=True, text=True, timeout=15
     )
@@ -75,3 +84,33 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_is_pythons_own_once_all_is_imported() -> None:
     assert said(USUAL) == (0, "mine\n", "")
+
+
+EARLIEST = """
+import signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "dgt.processes.signals":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from dgt.__main__ import main
+"""
+
+
+def test_ctrl_c_before_anything_is_set_up_is_no_traceback() -> None:
+    """It was one in the first half second, while the command's own modules were imported."""
+    done = subprocess.run([sys.executable, "-c", EARLIEST], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_signal_while_the_forkserver_is_started_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals were ignored for that moment: a SIGTERM in it was lost, and the run went on."""
+    heard: list[int] = []
+    monkeypatch.setattr(multiprocessing.forkserver, "ensure_running", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        forkserver.start()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -91,9 +91,16 @@ def test_strategy_two_is_at_or_below_strategy_one_in_all_16_cells() -> None:
     assert mean["D"] < mean["C"] < min(mean["A"], mean["B"])
 
 
-def test_sending_z_and_y_is_the_same_as_sending_theta_and_y() -> None:
-    """W (theta - alpha y) against W theta - alpha W y, the paper's two ways to write the update."""
+@pytest.mark.parametrize("name", ["I", "II"])
+def test_sending_z_and_y_is_the_same_as_sending_theta_and_y(name: str) -> None:
+    """The twin mixes z = theta - alpha y; the paper's other way, W theta - alpha W y, gives the same run."""
     vector = weights.named("A")
-    W = mixing_matrix(graphs.ring(16), vector)
-    theta, y = np.random.default_rng(0).normal(size=(2, 16, 10))
-    assert np.allclose(W @ (theta - 0.02 * y), W @ theta - 0.02 * (W @ y), atol=1e-14)
+    problem, states = run(name, vector, noise=1.0, iterations=50)
+    plan = strategy(name, vector)
+    W, G = mixing_matrix(graphs.exponential(16), plan.mixing_weights, 0.3).toarray(), plan.gradient_scale[:, None]
+    theta, gradient, y = problem.start[:, 0], 0.0, 0.0
+    for state in states:
+        assert np.allclose(state.theta[:, 0], theta, rtol=0, atol=1e-11)
+        following = problem.gradient(theta[:, None], state.iteration)[:, 0]
+        y, gradient = W @ (y * np.ones_like(theta)) + G * (following - gradient), following
+        theta = W @ theta - 0.02 * (W @ y)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dgt.commands.compare import job as comparison
 from dgt.config import Config, StrategyConfig, TopologyConfig, WeightsConfig
-from dgt.report.runs import FINISHED, SILENT, Run
-from dgt.training import compare as comparison
+from dgt.runs.reader import FINISHED, SILENT, Run
 
 LEAST_SQUARES = ("loss", "grad_norm", "distance", "consensus")
 IMAGES = ("loss", "accuracy", "average_accuracy", "consensus")

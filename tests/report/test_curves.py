@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from dgt.report import curves, style
-from dgt.report.measures import ACCURACY, DISTANCE, GRADIENT, LOSS, Measure
+from dgt.runs.measures import ACCURACY, DISTANCE, GRADIENT, LOSS, Measure
 from tests.report.crafted import IMAGES, run, runs
 
 PAPER = ("ring", "grid", "exponential", "tailored")

@@ -9,9 +9,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dgt.checks import ConfigError
 from dgt.cli import main
 from dgt.config import TopologyConfig
+from dgt.errors import ConfigError
 from dgt.network import graphs, weights
 from dgt.network.gaps import gap_table
 from dgt.report import compare, figures, gaps, matrices, style
@@ -237,7 +237,7 @@ def test_gaps_writes_its_figures_where_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: list[dict]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dgt.cli.gap_rows", lambda *_, **__: rows)
+    monkeypatch.setattr("dgt.network.gaps.gap_rows", lambda *_, **__: rows)
     main(["gaps", "--figures", "drawn"])
     assert "published" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "drawn").iterdir()}

@@ -12,19 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from dgt.commands.report import pages as command
 from dgt.config import Config
-from dgt.launch import JoinOptions, start_ranks
-from dgt.network.record import MOST_NODES
-from dgt.node import Node
-from dgt.report import command, html
+from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.processes.node import Node
+from dgt.report import html
 from dgt.report.payload import DRAWN, payload
-from dgt.report.runs import Run, read
-from dgt.training.metrics import evaluate
+from dgt.runs.reader import Run, read
+from dgt.runs.record import MOST_NODES
+from dgt.training.evaluation import evaluate
 from dgt.training.session import Session
 from dgt.training.setup import network_of
 from tests.distributed.runs import configured, train
 from tests.report import crafted as made_up
-from tests.report.test_runs import crafted
+from tests.runs.test_reader import crafted
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -13,8 +13,9 @@ import scipy.sparse
 
 from dgt.config import Config
 from dgt.network.mixing import mixing_matrix
-from dgt.network.record import MOST_NODES, network_record
-from dgt.training.logger import RunLogger, records_until
+from dgt.runs.lines import cut, records_in
+from dgt.runs.logger import RunLogger
+from dgt.runs.record import MOST_NODES, network_record
 
 
 class FullNowAndThen:
@@ -29,6 +30,9 @@ class FullNowAndThen:
         taken = self._file.write(bytes(data[: self.room]))
         self.room -= taken
         return taken
+
+    def fileno(self) -> int:
+        return self._file.fileno()
 
     def close(self) -> None:
         self._file.close()
@@ -51,8 +55,10 @@ def test_metrics_wait_until_there_is_room_again(tmp_path: Path, capsys: pytest.C
 def test_half_a_line_is_no_record(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"iteration": 3}\n{"iteration": 6}\n{"iter')
-    assert records_until(5, file) == [{"iteration": 3}]
-    assert len(records_until(6, file)) == 2
+    assert [record for record, _ in records_in(file)] == [{"iteration": 3}, {"iteration": 6}]
+    cut(file, tmp_path / "kept", 5, tmp_path / "later")
+    assert (tmp_path / "kept").read_text() == '{"iteration": 3}\n'
+    assert (tmp_path / "later").read_text() == '{"iteration": 6}\n'
 
 
 def test_a_resumed_run_keeps_nodes_and_networks_up_to_its_checkpoint(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ import pytest
 import yaml
 
 from dgt import cli
-from dgt.checks import ConfigError
+from dgt.commands.report import pages as command
 from dgt.config import Config, TopologyConfig
-from dgt.report import command
+from dgt.errors import ConfigError
 from dgt.report.groups import NAMED, choices, differing, grouped
 from dgt.report.html import page
 from dgt.report.networks import graph_of
-from dgt.report.runs import FAILED, FINISHED, GOING_ON, SILENT, STOPPED, read, search
 from dgt.report.verdict import objective, verdict
+from dgt.runs.reader import FAILED, FINISHED, GOING_ON, SILENT, STOPPED, read, search
 
 LINES = [{"iteration": k, "loss": 10.0 / (k + 1), "grad_norm": 5.0 / (k + 1), "seconds": 0.1 * k} for k in (0, 3, 6)]
 

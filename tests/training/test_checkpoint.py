@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from dgt.checks import ConfigError
-from dgt.training import checkpoint
-from dgt.training.checkpoint import COMMIT, DamagedError, Writer, committed, parse, read_commit, read_rank
-from dgt.training.state import copied, mismatch
+from dgt.errors import ConfigError, DamagedError
+from dgt.training.checkpoints import files as checkpoint
+from dgt.training.checkpoints.files import COMMIT, Writer, committed, parse, read_commit, read_rank
+from dgt.training.checkpoints.state import copied, mismatch
 
 FACTS = {"world": "3 nodes", "graph": "ring"}
 
@@ -43,7 +43,7 @@ def test_the_last_few_and_every_so_manyth_are_kept(tmp_path: Path) -> None:
     found, wrong = committed(tmp_path)
     assert [commit.step for commit in found] == [20, 40, 50]
     assert not wrong
-    assert sorted(path.name[:8] for path in tmp_path.iterdir()) == ["00000020", "00000040", "00000050"]
+    assert sorted(path.name[:12] for path in tmp_path.iterdir()) == ["000000000020", "000000000040", "000000000050"]
     assert found[-1].facts == FACTS
     loaded = parse(read_rank(found[-1], 2), state(), "there")
     assert torch.equal(loaded["model"]["w"], torch.full((40, 3), 50.0))

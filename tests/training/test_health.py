@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dgt.checks import AlarmError
 from dgt.config import Config
+from dgt.errors import AlarmError
 from dgt.network import graphs, theory
 from dgt.network.spectral import spectral_gap
 from dgt.network.weights import named

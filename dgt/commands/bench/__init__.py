@@ -1,1 +1,34 @@
-"""What an iteration costs: gradient tracking beside plain compute, DDP and a naive exchange, on the same ranks."""
+"""`dgt bench`: what an iteration costs in every way of exchanging, by turns on the same ranks."""
+
+from __future__ import annotations
+
+import argparse
+
+from dgt.commands.base import Command
+
+
+def run(options: argparse.Namespace) -> None:
+    """One comparison, or with `scaling` how the cost grows."""
+    from dgt.commands.bench import measuring
+
+    measuring.bench(list(options.overrides), options.json)
+
+
+def settings() -> list[str]:
+    from dgt.commands.bench.job import VARIANTS, BenchConfig
+    from dgt.config.checks import documented
+
+    lines = ["settings:", *(f"  {line}" for line in documented(BenchConfig)), "", "variants:"]
+    lines += [f"  {name:<12}{meaning}" for name, meaning in VARIANTS.items()]
+    return [*lines, "", "dgt bench scaling measures how the cost grows with ranks (up to `nodes`), degree and bytes."]
+
+
+COMMAND = Command(
+    name="bench",
+    help="what an iteration costs: compute, DDP, naive exchange, dgt; on the same ranks",
+    example="dgt bench preset=resnet18 topology=exponential nodes=4",
+    run=run,
+    settings=settings,
+    order=8,
+    starts_ranks=True,
+)

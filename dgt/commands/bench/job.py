@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,19 @@ import networkx as nx
 import numpy as np
 import torch
 
-from dgt.bench import peers
-from dgt.bench.presets import PRESETS, Workload, workload
-from dgt.bench.variants import Compute, MirrorNetwork, Tracking, Unchecked, Variant
-from dgt.checks import ConfigError, check_choice, check_range
+from dgt.commands.bench import peers
+from dgt.commands.bench.presets import PRESETS, WITHOUT_BATCH, Workload, workload
+from dgt.commands.bench.variants import Compute, MirrorNetwork, Tracking, Unchecked, Variant
 from dgt.config import TOPOLOGIES, TopologyConfig
+from dgt.config.checks import check_choice, check_range
+from dgt.errors import ConfigError
 from dgt.exchange import shared
-from dgt.exchange.agreement import together
 from dgt.exchange.network import Network
 from dgt.network import graphs
 from dgt.network.weights import Weights, normalise
-from dgt.node import Node
-from dgt.training.logger import Progress
+from dgt.processes.agreement import together
+from dgt.processes.node import Node
+from dgt.runs.logger import Progress
 
 VARIANTS = {
     "compute": "forward and backward only: what no optimizer can go below",
@@ -43,6 +45,8 @@ VARIANTS = {
 ON_DEMAND = ("unchecked", "crc")  # what the checks cost; for those who name them
 MEASURES = ("start", "end", "cpu", "wait", "bytes", "peak_mb")
 BUCKET_MB = 1.0
+DDP_BUCKET_MB = 25.0  # torch's own
+WARM_UP = 3  # DDP sorts its buckets anew in the second, Decent-DP makes its own there
 PROCESS = Path("/proc/self")  # on Linux
 
 
@@ -66,6 +70,8 @@ class BenchConfig:
     """Iterations of a variant per round."""
     transport: str = "auto"
     """Of no_overlap and buckets: auto (shared memory where there is any) or messages."""
+    ddp_bucket_mb: float = 0
+    """Bucket size of ddp; 0: the best, torch's 25 MB, or for sleep 1 MB, so that most of it travels during backward."""
     variants: list[str] = field(default_factory=list)
     """Which to measure, as [compute,ddp,shared]; []: all that can run here, without unchecked and crc."""
     run_dir: str | None = None
@@ -76,12 +82,33 @@ class BenchConfig:
         for key in ("nodes", "batch", "size", "rounds", "steps"):
             check_range(key, getattr(self, key), 1)
         check_range("degree", self.degree, 0, self.nodes - 1)
+        check_range("ddp_bucket_mb", self.ddp_bucket_mb, 0)
         check_choice("topology", self.topology, [name for name in TOPOLOGIES if name != "file"])
         check_choice("transport", self.transport, ("auto", "messages"))
         for variant in self.variants:
             check_choice("variants", variant, tuple(VARIANTS))
         if len(set(self.variants)) != len(self.variants):
             raise ConfigError(f"variants={self.variants}: one of them is there twice")
+
+    @property
+    def best_ddp_bucket_mb(self) -> float:
+        """Few buckets cost the least CPU; many hide the exchange behind compute that leaves the cores alone."""
+        return self.ddp_bucket_mb or (BUCKET_MB if self.preset == "sleep" else DDP_BUCKET_MB)
+
+
+def refuse_without_effect(settings: Mapping[str, Any], grows: bool) -> None:
+    """What is set must have an effect: on this preset, and in `dgt bench scaling`, which varies some of it itself."""
+    preset = settings.get("preset", BenchConfig().preset)
+    if grows:
+        for key in ("topology", "degree", "size"):
+            if key in settings:
+                raise ConfigError(f"{key}={settings[key]}: dgt bench scaling varies it itself; leave it out")
+    elif "size" in settings and preset != "vector":
+        raise ConfigError(f"size={settings['size']}: of preset=vector only; preset={preset} has a size of its own")
+    if "batch" in settings and preset in WITHOUT_BATCH:
+        raise ConfigError(f"batch={settings['batch']}: preset={preset} has no samples; leave it out")
+    if "topology" in settings and settings.get("degree"):
+        raise ConfigError(f"degree={settings['degree']}: in place of a topology; leave topology or degree out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +125,19 @@ class BenchJob:
         names, graph = together(node, lambda: _plan(config, node, weights))
         work = workload(config.preset, config.batch, config.size, node.rank, node.device)
         made, values = {}, {name: torch.zeros(config.rounds, len(MEASURES), dtype=torch.float64) for name in names}
+        if {"ddp", "decent_dp"} & set(names):
+            peers.load_code(node)
         for name in names:
             with _peak_memory(node.device) as peak:
                 made[name] = build(name, config, work, node, graph, weights.tolist())
-                for _ in range(3):  # warm up
+                for _ in range(WARM_UP):
                     made[name].step()
+                made[name].finish()
             values[name][:, MEASURES.index("peak_mb")] = peak[0]
         label = f"[{number}/{len(self.cells)}] {config.preset}, {node.size} ranks, degree {graph.degree(0)}"
         progress = Progress(config.rounds, label, speaks=node.is_main, lines=1, unit="round")
         for turn in range(config.rounds):
-            # another order each round: nobody always comes after the same one
-            first = turn % len(names)
-            for name in [*names[first:], *names[:first]]:
+            for name in random.Random(turn).sample(names, len(names)):  # on all ranks the same, and each after others
                 node.barrier()
                 values[name][turn, :-1] = torch.tensor(_measured(made[name], config.steps), dtype=torch.float64)
             progress.update(turn + 1, {})
@@ -161,7 +189,7 @@ def build(name: str, config: BenchConfig, work: Workload, node: Node, graph: nx.
     makers: dict[str, Callable[[], Variant]] = {
         "compute": lambda: Compute(work),
         "limit": lambda: Tracking(work, MirrorNetwork(node, graph, weights)),
-        "ddp": lambda: peers.DDP(work, node),
+        "ddp": lambda: peers.DDP(work, node, config.best_ddp_bucket_mb),
         "decent_dp": lambda: peers.DecentDP(work, node),
         "naive": lambda: peers.Naive(work, Network(node, graph, weights)),
         "messages": lambda: tracking("messages"),
@@ -187,6 +215,7 @@ def _measured(variant: Variant, steps: int) -> list[float]:
     before, start = now(), time.monotonic()
     for _ in range(steps):
         variant.step()
+    variant.finish()
     after, end = now(), time.monotonic()
     return [start, end, *((b - a) / steps for a, b in zip(before, after, strict=True))]
 

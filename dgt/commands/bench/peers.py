@@ -1,33 +1,38 @@
-"""What dgt is measured against: DDP, Decent-DP where it is installed, and the exchange one would first write."""
+"""What dgt is measured against: DDP, Decent-DP where it is installed, and the exchange one would first write.
+
+Peers run with the settings that are best for them; what they send is counted as gloo's and nccl's rings send it.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dgt.bench.presets import Workload
-from dgt.bench.variants import LR, Compute
+from dgt.commands.bench.presets import Workload
+from dgt.commands.bench.variants import LR, Compute
 from dgt.exchange.network import Network
 from dgt.exchange.transport import message_order
-from dgt.node import Node
+from dgt.processes.node import Node
 
 
 class DDP(Compute):
-    """torch's DistributedDataParallel with SGD: an all-reduce of the gradients."""
+    """torch's DistributedDataParallel with SGD: an all-reduce of the gradients.
 
-    def __init__(self, work: Workload, node: Node) -> None:
+    gradients are views of the buckets, the graph is known not to change, SGD is the fused one; buffers stay on their
+    rank (BatchNorm's statistics do so in dgt, too), which spares a broadcast before every forward
+    """
+
+    def __init__(self, work: Workload, node: Node, bucket_mb: float) -> None:
         super().__init__(work)
-        group = node.data if node.backend == "nccl" else node.control
-        self.parallel = torch.nn.parallel.DistributedDataParallel(
-            self.model, gradient_as_bucket_view=True, process_group=group
-        )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
-        self._per_step = 2 * (node.size - 1) * parameter_bytes(self.model) // node.size  # a ring all-reduce
-        self._bytes = 0
+        self.parallel = distributed(self.model, node, bucket_mb)
+        self.optimizer = fused_sgd(self.model.parameters())
+        self._per_step, self._bytes = ring_bytes(parameter_bytes(self.model), node.size), 0
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -39,28 +44,74 @@ class DDP(Compute):
         return self._bytes
 
 
+def distributed(model: torch.nn.Module, node: Node, bucket_mb: float) -> torch.nn.parallel.DistributedDataParallel:
+    """The model wrapped with the best settings there are."""
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    renamed = "forward_sync_buffers" in inspect.signature(wrapper).parameters  # torch 2.15 and later
+    keep_buffers: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    return wrapper(
+        model,
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        bucket_cap_mb=bucket_mb,
+        process_group=node.data if node.backend == "nccl" else node.control,
+        **keep_buffers,
+    )
+
+
+def fused_sgd(parameters: Iterable[torch.Tensor]) -> torch.optim.SGD:
+    """One kernel for all parameters."""
+    return torch.optim.SGD(list(parameters), lr=LR, fused=True)
+
+
+def load_code(node: Node) -> None:
+    """What torch imports with the first DDP and SGD is not memory of a variant. All ranks call it."""
+    model = torch.nn.Linear(1, 1).to(node.device)
+    optimizer, parallel = fused_sgd(model.parameters()), distributed(model, node, 1.0)
+    parallel(torch.ones(1, 1, device=node.device)).sum().backward()  # its backward needs the wrapper alive
+    optimizer.step()
+    if has_decent_dp():
+        importlib.import_module("decent_dp.ddp")
+
+
+def ring_bytes(size: int, ranks: int) -> int:
+    """What each of `ranks` sends in a ring all-reduce of `size` bytes."""
+    return 2 * (ranks - 1) * size // ranks
+
+
 def has_decent_dp() -> bool:
     return importlib.util.find_spec("decent_dp") is not None
 
 
 class DecentDP(Compute):
-    """Decent-DP with SGD: parameters averaged with one neighbour at a time, no tracker, no node weights."""
+    """Decent-DP with SGD: parameters averaged with one neighbour at a time, no tracker, no node weights.
+
+    Its defaults are its best: parameters are views of the buckets, and the exchange has until the next step's update.
+    """
 
     def __init__(self, work: Workload, node: Node) -> None:
         super().__init__(work)
         importlib.import_module("loguru").logger.remove()  # it speaks on every rank
         self.parallel = importlib.import_module("decent_dp.ddp").DecentralizedDataParallel(
             self.model,
-            optim_fn=lambda named: torch.optim.SGD([parameter for _, parameter in named], lr=LR),
+            optim_fn=lambda named: fused_sgd(parameter for _, parameter in named),
             topology="ring" if node.size % 2 == 0 else "complete",
             _local_world_size=node.placement.local_size,
         )
         self.parallel.train()
-        self._per_step, self._bytes = parameter_bytes(self.model), 0
+        self._steps = self._bytes = 0
 
     def step(self) -> None:
         self.backward(self.parallel)
-        self._bytes += self._per_step
+        self._steps += 1
+        # an all-reduce among two neighbours, or, of an odd number, among all; the first steps find out the order
+        partners = len(self.parallel._topo.get_edge(self._steps).ranks)
+        self._bytes += ring_bytes(parameter_bytes(self.model), partners)
+
+    def finish(self) -> None:
+        for exchange in self.parallel._comm_ops:
+            if exchange is not None:
+                exchange.wait()
 
     def bytes_sent(self) -> int:
         return self._bytes

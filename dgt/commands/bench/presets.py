@@ -13,6 +13,7 @@ from torch import nn
 from dgt.models import resnet18
 
 PRESETS = ("least_squares", "logistic", "mlp", "resnet18", "vector", "sleep")
+WITHOUT_BATCH = ("least_squares", "vector")
 SLEEPING_LAYERS = 4
 
 
@@ -36,15 +37,15 @@ def workload(preset: str, batch: int, size: int, seed: int, device: torch.device
     """
     torch.manual_seed(seed)
     if preset == "least_squares":
-        return _vector(Linear(10), device)
+        return _vector(Linear(10, device), device)
     if preset == "vector":
-        return _vector(Linear(size), device)
+        return _vector(Linear(size, device), device)
     if preset == "logistic":
         return _classifier(nn.Linear(64, 10), torch.randn(batch, 64), device)
     if preset == "resnet18":
         return _classifier(resnet18(), torch.randn(batch, 3, 32, 32), device)
     if preset == "sleep":
-        layers = [Sleeper(1024, 256, batch / 1000 / SLEEPING_LAYERS) for _ in range(SLEEPING_LAYERS)]
+        layers = [Sleeper(1024, 256, batch / 1000 / SLEEPING_LAYERS, device) for _ in range(SLEEPING_LAYERS)]
         return _vector(nn.Sequential(*layers), device)
     layers_ = [nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)]
     return _classifier(nn.Sequential(*layers_), torch.randn(batch, 512), device)
@@ -66,26 +67,27 @@ def _vector(model: nn.Module, device: torch.device) -> Workload:
 
 
 class Linear(nn.Module):
-    """theta -> c theta."""
+    """theta -> c theta. c is data, not part of the model: no buffer, which DDP would broadcast before every forward."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device: torch.device) -> None:
         super().__init__()
-        self.slope: torch.Tensor
         self.theta = nn.Parameter(torch.randn(size))
-        self.register_buffer("slope", 1e-3 * torch.randn(size))
+        self.slope = (1e-3 * torch.randn(size)).to(device)
 
     def forward(self, one: torch.Tensor) -> torch.Tensor:
         return one * torch.dot(self.theta, self.slope)
 
 
 class Sleeper(nn.Module):
-    """A layer whose forward takes a third of its time, its backward two thirds, and neither a core."""
+    """A layer whose forward takes a third of its time, its backward two thirds, and neither a core.
 
-    def __init__(self, rows: int, columns: int, seconds: float) -> None:
+    Its gradient is a constant, and no buffer, as in `Linear`.
+    """
+
+    def __init__(self, rows: int, columns: int, seconds: float, device: torch.device) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(rows, columns))
-        self.gradient: torch.Tensor
-        self.register_buffer("gradient", 1e-3 * torch.randn(rows, columns))
+        self.gradient = (1e-3 * torch.randn(rows, columns)).to(device)
         self.seconds = seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

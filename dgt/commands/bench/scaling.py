@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from dgt.bench.job import BenchConfig
+from dgt.commands.bench.job import BenchConfig
 
 GROWTH = ("ranks", "degree", "bytes")
 RANKS = (2, 4, 8, 16, 32)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from dgt.algorithms import GradientTracking
-from dgt.bench.presets import Workload
+from dgt.commands.bench.presets import Workload
 from dgt.exchange import shared
 from dgt.exchange.frames import Frame, Seal
 from dgt.exchange.network import Network
@@ -22,6 +22,9 @@ class Variant(Protocol):
     """One way to run an iteration."""
 
     def step(self) -> None: ...
+
+    def finish(self) -> None:
+        """Take in what is still travelling: its time is this variant's, not that of whoever is measured next."""
 
     def wait_seconds(self) -> float | None: ...
 
@@ -37,6 +40,9 @@ class Compute:
     def step(self) -> None:
         self.model.zero_grad()
         self.backward(self.model)
+
+    def finish(self) -> None:
+        """Nothing is travelling."""
 
     def wait_seconds(self) -> float | None:
         """Seconds this rank has stood still for others; None if unknown."""
@@ -57,6 +63,9 @@ class Tracking(Compute):
     def step(self) -> None:
         super().step()
         self.optimizer.step()
+
+    def finish(self) -> None:
+        self.optimizer.drain()
 
     def wait_seconds(self) -> float | None:
         return self.optimizer.transport.wait_seconds

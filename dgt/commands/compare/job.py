@@ -6,31 +6,37 @@ travel in the same messages, and ten seeds cost little more than one. The number
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from dgt import problems
-from dgt.checks import ConfigError
 from dgt.config import Config, StrategyConfig
-from dgt.node import Node
-from dgt.placement import Placement
-from dgt.training.logger import Progress
-from dgt.training.metrics import Metrics, NodeMetrics
+from dgt.errors import ConfigError
+from dgt.processes.node import Node
+from dgt.processes.placement import Placement
+from dgt.runs.logger import Progress
+from dgt.runs.measures import Metrics, NodeMetrics
 from dgt.training.recording import versions
 from dgt.training.setup import network_of, shared_network
 from dgt.training.trainer import train
 
+RUN = ("weights", "topology", "strategy", "seed", "iteration")
+# whatever else is measured, such as a problem's own metrics, gets a column when it first comes up
 COLUMNS = (
-    "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "consensus", "tracking_residual",
-    "evaluation_share",
+    "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "average_test_loss", "consensus",
+    "tracking_residual", "evaluation_share",
 )  # fmt: skip
-HEADER = ("weights", "topology", "strategy", "seed", "iteration", *COLUMNS)
+OF_ALL_SEEDS = ("seconds", "bytes_sent")  # where seeds are stacked they share messages and time: no value of one seed
+Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,13 @@ class CompareJob:
             label = f"[{number}/{len(runs)}] {cell_name(config)} {config.strategy.name}"
             if len(seeds) < len(self.seeds):
                 label += f" seed {seeds[0]}"
-            recorder = Recorder(config, seeds, Progress(config.iterations, label, speaks=node.is_main, lines=1))
+            boards = Boards.of_cell(Path(self.csv_path).parent, config, seeds, speaks=node.is_main)
+            progress = Progress(config.iterations, label, speaks=node.is_main, lines=1)
+            recorder = Recorder(config, seeds, progress, boards)
             config = dataclasses.replace(config, seed=seeds[0])
             weights, graph = shared_network(config, node)
             train(config, node, weights, graph, recorder.record, seeds)
-            recorder.progress.close()
+            recorder.close()
             if node.is_main:
                 append_rows(self.csv_path, recorder.rows)
 
@@ -66,14 +74,66 @@ class Recorder:
     config: Config
     seeds: list[int]
     progress: Progress
-    rows: list[list[object]] = field(default_factory=list)
+    boards: Boards
+    rows: list[Row] = field(default_factory=list)
 
     def record(self, iteration: int, metrics: Metrics, nodes: NodeMetrics) -> None:
-        cell = [self.config.weights.name, self.config.topology.name, self.config.strategy.name]
+        names = [name for name in metrics if name not in OF_ALL_SEEDS]
+        taken = next((name for name in names if name in RUN), None)
+        if taken is not None:
+            words = f"a metric called {taken}; compare.csv has another column of this name, rename it in measure()"
+            raise ConfigError(f"problem={self.config.problem.name}: {words}")
+        cell = (self.config.weights.name, self.config.topology.name, self.config.strategy.name)
         for k, seed in enumerate(self.seeds):
-            values = [repr(float(metrics[name][k])) if name in metrics else "" for name in COLUMNS]
-            self.rows.append([*cell, seed, iteration, *values])
-        self.progress.update(iteration, {name: float(metrics[name].mean()) for name in COLUMNS if name in metrics})
+            values = {name: float(metrics[name][k]) for name in names}
+            written = {name: repr(value) for name, value in values.items()}
+            self.rows.append({**dict(zip(RUN, (*cell, seed, iteration), strict=True)), **written})
+            self.boards.write(k, iteration, values)
+        self.progress.update(iteration, {name: float(metrics[name].mean()) for name in names})
+
+    def close(self) -> None:
+        self.progress.close()
+        self.boards.close()
+
+
+@dataclass(slots=True)
+class Boards:
+    """TensorBoard's mirror of a run, a writer per seed; none without logger=tensorboard, and on all ranks but 0."""
+
+    writers: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of_cell(cls, directory: Path, config: Config, seeds: Sequence[int], speaks: bool) -> Boards:
+        """tensorboard/A-ring-II/seed-0 and so on, in this directory."""
+        if config.logger.name != "tensorboard" or not speaks:
+            return cls()
+        from torch.utils.tensorboard import SummaryWriter
+
+        cell = f"{config.weights.name}-{config.topology.name}-{config.strategy.name}"
+        boards = cls()
+        with boards.may_fail():
+            boards.writers = [SummaryWriter(str(directory / "tensorboard" / cell / f"seed-{seed}")) for seed in seeds]
+        return boards
+
+    def write(self, number: int, iteration: int, values: Mapping[str, float]) -> None:
+        """The metrics of one of the seeds."""
+        with self.may_fail():
+            for name, value in values.items() if self.writers else ():
+                self.writers[number].add_scalar(name, value, iteration)
+
+    def close(self) -> None:
+        with self.may_fail():
+            for writer in self.writers:
+                writer.close()
+
+    @contextlib.contextmanager
+    def may_fail(self) -> Iterator[None]:
+        """A mirror that cannot be written does not end the comparison."""
+        try:
+            yield
+        except OSError as error:
+            self.writers = []
+            print(f"dgt: tensorboard: {error.strerror or error}; going on without it", file=sys.stderr, flush=True)
 
 
 def cell_name(config: Config) -> str:
@@ -115,9 +175,27 @@ def start(directory: Path, cells: Sequence[Config], seeds: list[int]) -> None:
     (directory / "config.yaml").write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
     (directory / "environment.json").write_text(json.dumps(versions(), indent=2) + "\n", encoding="utf-8")
     with (directory / "compare.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerow(HEADER)
+        csv.writer(file).writerow((*RUN, *COLUMNS))
 
 
-def append_rows(path: str, rows: list[list[object]]) -> None:
-    with Path(path).open("a", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
+def append_rows(path: str, rows: Sequence[Row]) -> None:
+    """Add these rows; a metric that has no column yet gets one, empty in the rows before."""
+    table = Path(path)
+    with table.open(newline="", encoding="utf-8") as file:
+        names = next(csv.reader(file))
+    new = list(dict.fromkeys(name for row in rows for name in row if name not in names))
+    if new:
+        names += new
+        _widen(table, names)
+    with table.open("a", newline="", encoding="utf-8") as file:
+        csv.DictWriter(file, names, restval="").writerows(rows)
+
+
+def _widen(table: Path, names: Sequence[str]) -> None:
+    """The same rows with these columns; the file is the old one or the new one, never half of it."""
+    draft = table.with_name(f"{table.name}.part")
+    with table.open(newline="", encoding="utf-8") as old, draft.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, restval="")
+        writer.writeheader()
+        writer.writerows(csv.DictReader(old))
+    draft.replace(table)

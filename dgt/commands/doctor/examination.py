@@ -5,32 +5,32 @@ Each check is a small function of plain values, so that what it says can be test
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
 import platform
 import resource
 import socket
-import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dgt import launch, world
+from dgt.errors import ConfigError, LaunchError
 from dgt.exchange import shared
 from dgt.exchange.transport import Transport
-from dgt.node import Node
-from dgt.placement import Placement
+from dgt.launching import launch
+from dgt.processes import environment, probing
+from dgt.processes import limits as allowed
+from dgt.processes.node import Node
+from dgt.processes.placement import Placement
 
 GOOD, ODD, BAD = "ok", "note", "wrong"
 SMALL_MEMORY = 512 * 2**20
-FEW_FILES = 1024
+RANKS, MOST_RANKS = 16, 100_000  # of the quick start; of any run
 SIZES = {"latency": 2, "bandwidth": 4_000_000}  # numbers of 4 bytes
 WAYS = ("messages", "shared memory for small messages only", "shared memory")  # by how many of these sizes fit
 ROUNDS = {"latency": 200, "bandwidth": 12}
@@ -38,7 +38,6 @@ WARM_UP = 3  # exchanges that are not counted
 MOST_PAIRS = 16
 NO_DEVICES = ("-1", "NoDevFiles")  # GPUs hidden on purpose; the second is Slurm's, for jobs that asked for none
 MOST_BYTES = 65_536
-SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +50,23 @@ class Finding:
     advice: str = ""
 
 
-def here() -> list[Finding]:
-    """Everything that can be seen of this host by looking."""
+def here(ranks: int = RANKS) -> list[Finding]:
+    """Everything that can be seen of this host by looking; whether so many ranks fit."""
     return [
         *versions(),
         *backends(dist.is_gloo_available(), dist.is_nccl_available(), torch.cuda.device_count()),
-        *gpus([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())], world.variables("CUDA")),
-        *cores(world.usable_cores(), world.variables("OMP_NUM_THREADS").get("OMP_NUM_THREADS")),
+        *gpus([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())], environment.variables("CUDA")),
+        *cores(environment.usable_cores(), environment.variables("OMP_NUM_THREADS").get("OMP_NUM_THREADS")),
         *interfaces(
-            dict(addresses()), socket.gethostname(), _resolved(), world.variables("GLOO").get("GLOO_SOCKET_IFNAME")
+            dict(probing.addresses()),
+            socket.gethostname(),
+            _resolved(),
+            environment.variables("GLOO").get("GLOO_SOCKET_IFNAME"),
         ),
+        *loopback(probing.loopback_is_up()),
         *memory(*_shared_memory()),
-        *limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_NPROC)[0]),
-        *launcher(world.variables("SLURM"), world.placement()),
+        *limits(allowed.open_files(), resource.getrlimit(resource.RLIMIT_NPROC)[0], ranks),
+        *launcher(environment.variables("SLURM"), environment.placement()),
     ]
 
 
@@ -137,7 +140,10 @@ def memory(size: int | None, free: int | None) -> list[Finding]:
     if size is None or free is None:
         return [
             Finding(
-                "shared memory", "none", ODD, "neighbours on one host use messages (slower): Linux on x86-64 has it"
+                "shared memory",
+                "none",
+                ODD,
+                "neighbours on one host use messages (slower): Linux on x86-64 and ARM has it",
             )
         ]
     words = f"{free / 2**20:.0f} of {size / 2**20:.0f} MB free in /dev/shm"
@@ -153,11 +159,32 @@ def memory(size: int | None, free: int | None) -> list[Finding]:
     return [Finding("shared memory", words)]
 
 
-def limits(files: int, processes: int) -> list[Finding]:
-    words = f"{files} files, {'any number of' if processes == resource.RLIM_INFINITY else processes} processes"
-    if 0 <= files < FEW_FILES:
-        return [Finding("limits", words, ODD, "too few open files for 64 ranks on this host: ulimit -n 4096")]
+def loopback(is_up: bool) -> list[Finding]:
+    """Ranks on one host meet there; nothing is said where it is as it should be."""
+    return [] if is_up else [Finding("loopback", "down", BAD, probing.DOWN)]
+
+
+def limits(files: int, processes: int, ranks: int = RANKS) -> list[Finding]:
+    """What so many ranks on this host need, whatever their graph."""
+    least, wanted = allowed.least(ranks), allowed.wanted(ranks, ranks - 1)
+    others = f"{'any number of' if processes == resource.RLIM_INFINITY else processes} processes"
+    words = f"{files} files ({ranks} ranks need {least} to {wanted}), {others}"
+    if files < least:
+        return [Finding("limits", words, BAD, f"too few open files to start {ranks} ranks: ulimit -n {wanted}")]
+    if files < wanted:
+        advice = f"with many neighbours some use messages in place of shared memory: ulimit -n {wanted}"
+        return [Finding("limits", words, ODD, advice)]
     return [Finding("limits", words)]
+
+
+def ranks_of(settings: list[str]) -> int | None:
+    """16 of ['nodes=16']; None where something else is asked for."""
+    if len(settings) != 1 or not settings[0].startswith("nodes=") or os.path.isdir(settings[0]):
+        return None
+    count = settings[0].removeprefix("nodes=")
+    if not count.isdecimal() or not 1 <= int(count) <= MOST_RANKS:
+        raise ConfigError(f"nodes={count}: must be a whole number from 1 to {MOST_RANKS}")
+    return int(count)
 
 
 def launcher(slurm: Mapping[str, str], where: Placement) -> list[Finding]:
@@ -241,7 +268,7 @@ def exchange() -> list[Finding]:
     for way in ("auto", "messages") if shared.available() else ("messages",):
         try:
             said = measured(way)
-        except launch.LaunchError as error:
+        except LaunchError as error:
             found.append(Finding("two ranks", "no answer", BAD, str(error)))
             continue
         odd = way == "auto" and said.way != WAYS[-1]
@@ -278,15 +305,6 @@ def _by_host(reports: list[tuple[str, list[Finding]]]) -> list[Finding]:
     for host, findings in reports[1:]:
         found += [replace(finding, found=f"{host}: {finding.found}") for finding in findings if finding not in first]
     return sorted(found, key=lambda finding: [known.what for known in first].index(finding.what))
-
-
-def addresses() -> Iterator[tuple[str, str]]:
-    """(interface, IPv4 address) of this host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                raw = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                yield name, socket.inet_ntoa(raw[20:24])
 
 
 def _resolved() -> str | None:

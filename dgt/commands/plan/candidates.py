@@ -1,6 +1,6 @@
 """Candidates of `dgt plan`: which graphs fit a budget, what to expect of each strategy on them, and their order.
 
-The mathematics is in `network/plan.py`; overrides become candidates in `dgt/planning.py`.
+The mathematics is in `network/plan.py`; overrides become candidates in `planning.py`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import networkx as nx
 import numpy as np
 
 from dgt import models, problems
-from dgt.checks import ConfigError, check_range
+from dgt.commands.simulate.twin import NARROW_BYTES, evaluated_at
 from dgt.config import Cifar10Config, Config, LeastSquaresConfig
+from dgt.config.checks import check_range
+from dgt.errors import ConfigError
 from dgt.network import plan as planner
 from dgt.network import spectral, theory
 from dgt.network.plan import Prediction, Quadratic, System
 from dgt.network.weights import Weights
-from dgt.placement import Placement
 from dgt.problems.least_squares import LeastSquares, smoothness
+from dgt.processes.placement import Placement
 from dgt.training.setup import network_of
-from dgt.training.simulate import NARROW_BYTES, evaluated_at
 
 MOST_NUMBERS = 3_000_000  # nodes x draws x dimension: fewer draws on larger networks
 ONE_MESSAGE = 2**16  # bytes of z and y up to which they travel together, and nothing overlaps

@@ -4,27 +4,19 @@
     dgt plan weights=A topology=ring,tailored budget.degree=6 parameters=11000000 bandwidth=1.2 latency=50 compute=100
     dgt plan weights=A topology=file topology.path=one.txt,two.txt
 
-The mathematics is in `network/plan.py`, the candidates are in `training/plan.py`, the words in `report/plan.py`.
+The mathematics is in `network/plan.py`, one network is examined in `candidates.py`, the words are in `words.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from dgt import compose as composing
-from dgt import doctor
-from dgt.checks import ConfigError, build, documented
-from dgt.config import STRATEGIES, Config
-from dgt.fragment import fragment, overrides_of
-from dgt.network import plan as planner
-from dgt.placement import Placement
-from dgt.training.logger import Progress
-from dgt.training.plan import (
+from dgt.commands.doctor import examination
+from dgt.commands.plan.candidates import (
     BudgetConfig,
     Plan,
     PlanConfig,
@@ -38,6 +30,14 @@ from dgt.training.plan import (
     step_of,
     width_of,
 )
+from dgt.config import STRATEGIES, Config
+from dgt.config import compose as composing
+from dgt.config.checks import build, close_to, documented
+from dgt.config.fragment import fragment, overrides_of
+from dgt.errors import ConfigError
+from dgt.network import plan as planner
+from dgt.processes.placement import Placement
+from dgt.runs.logger import Progress
 from dgt.training.setup import network_of
 
 CANDIDATES = ("ring", "grid", "torus", "exponential", "erdos_renyi", "tailored")
@@ -62,7 +62,7 @@ def plan(overrides: Sequence[str]) -> Plan:
         raise ConfigError("dgt plan: a network of one node has nothing to choose")
     bytes_per_neighbour = 2 * model_numbers(first, settings) * width_of(first)
     if settings.measure:
-        talk = doctor.measured(first.transport)
+        talk = examination.measured(first.transport)
         settings = dataclasses.replace(settings, measure=False, latency=talk.microseconds, bandwidth=talk.gigabytes)
     graphs, left_out = affordable(configs, settings.budget, bytes_per_neighbour, named)
     strategies = [first.strategy.name] if _chosen(rest, "strategy") else STRATEGIES
@@ -89,7 +89,7 @@ def split(overrides: Sequence[str]) -> tuple[PlanConfig, list[str]]:
         if override in BOTH:
             continue
         if section not in top:
-            close = difflib.get_close_matches(section, top, 1, cutoff=0.75)
+            close = close_to(section, top)
             if close and section not in config_keys and not key.startswith(("hydra", "experiment", "+", "~")):
                 raise ConfigError(f"{key}: no such key; did you mean {close[0]}?")
             rest.append(override)
@@ -178,7 +178,8 @@ def as_dict(found: Plan) -> dict[str, Any]:
             "best_lr": found.best_lr,
             "best_lr_error": found.best_lr_error,
         },
-        "overrides": overrides_of(chosen),
+        # seeds are for the plan and for dgt compare, not for the run that is recommended
+        "overrides": [word for word in overrides_of(chosen) if not word.startswith("seeds=")],
         "fragment": fragment(chosen),
     }
 

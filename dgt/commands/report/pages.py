@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dgt.checks import ConfigError, nearest
+from dgt.config.checks import nearest
+from dgt.errors import ConfigError
 from dgt.report import aggregate, compare, html
-from dgt.report.runs import GOING_ON, METRICS, SILENCE, SILENT, Run, read, search
+from dgt.runs.reader import GOING_ON, METRICS, SILENCE, SILENT, Run, read, search
 
 REFRESH_SECONDS = 1.5
 Advance = Callable[[int, int, str], None]
@@ -31,10 +32,11 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
     return paths, out
 
 
-def page_path(runs: Sequence[Run], out: Path | None) -> Path:
-    """RUN/report.html, or ./report.html for several runs in directories of their own."""
+def page_path(paths: Sequence[str], out: Path | None) -> Path:
+    """In the directory that was named, be it a run or a folder of runs; for several in report/, here."""
     if out is None:
-        return (runs[0].path if len({run.path for run in runs}) == 1 else Path()) / "report.html"
+        named = list(dict.fromkeys(path.parent if path.is_file() else path for path in map(Path, paths)))
+        return (named[0] if len(named) == 1 else Path("report")) / "report.html"
     return out / "report.html" if out.is_dir() else out
 
 
@@ -54,7 +56,7 @@ def write(paths: Sequence[str], out: Path | None = None, advance: Advance | None
     `advance(done, of, name)` hears of every figure.
     """
     runs = runs_in(paths)
-    page = page_path(runs, out)
+    page = page_path(paths, out)
     _write_page(runs, page)
     written, words = [page], ""
     if any(run.records for run in runs):
@@ -75,7 +77,8 @@ def follow(paths: Sequence[str], out: Path | None = None, refresh: float = REFRE
     A silent run counts as ended: it was killed, or nobody is there. One that has measured nothing yet may be about to
     start, and is given as long as a run may be silent.
     """
-    page = page_path(runs_in(paths), out)
+    runs_in(paths)  # all mistakes first
+    page = page_path(paths, out)
     print(f"dgt: following; open {page.resolve()} in a browser, it refreshes itself; Ctrl-C ends", file=sys.stderr)
     before: object = None
     patience = time.monotonic() + SILENCE

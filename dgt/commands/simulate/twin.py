@@ -9,23 +9,27 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import numpy as np
 import torch
 
 from dgt import reference
-from dgt.checks import ConfigError
 from dgt.config import CheckpointConfig, Config, LeastSquaresConfig, TopologyConfig
+from dgt.errors import ConfigError
 from dgt.network import weights as node_weights
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import Weights
-from dgt.placement import Placement
 from dgt.problems.least_squares import LeastSquares, smoothness, summarise
+from dgt.processes.placement import Placement
+from dgt.runs.holding import held
+from dgt.runs.lock import RunLock
+from dgt.runs.logger import RunLogger, check_logger, claim_run_dir, refuse_results
+from dgt.runs.measures import Metrics, NodeMetrics
 from dgt.training.health import Health
-from dgt.training.logger import RunLogger, check_logger, claim_run_dir
-from dgt.training.metrics import Metrics, NodeMetrics
 from dgt.training.recording import versions
 from dgt.training.session import Clock
 from dgt.training.setup import DEFAULT_NODES, network_of
@@ -139,17 +143,27 @@ def traffic(config: Config, graph: nx.Graph, copies: int = 1) -> Traffic:
     return Traffic(handshake, ends * 2 * numbers * width, config.local_steps)
 
 
-def simulate(config: Config, show: str = "text", command: str = "") -> dict[str, object]:
+def simulate(
+    config: Config, show: str = "text", command: str = "", swept: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """One run, written to its run directory; returns its summary. Raises `TrainingError` if it diverges."""
     check(config)
     check_logger(config)
     if nodes_of(config) >= MANY_NODES:
-        print(f"dgt: drawing {config.topology.name} on {nodes_of(config)} nodes", file=sys.stderr, flush=True)
+        _say(f"drawing {config.topology.name} on {nodes_of(config)} nodes")
     weights, graph = network_of(config, Placement("alone"))
-    config = dataclasses.replace(config, run_dir=claim_run_dir(config))
+    run_dir = claim_run_dir(config, swept)
+    with held(Path(run_dir), _say) as lock:
+        refuse_results(Path(run_dir))  # another run may have had it since
+        return _written(dataclasses.replace(config, run_dir=run_dir), weights, graph, lock, show, command)
+
+
+def _written(
+    config: Config, weights: Weights, graph: nx.Graph, lock: RunLock, show: str, command: str
+) -> dict[str, Any]:
     assert isinstance(config.problem, LeastSquaresConfig)
     health = Health(config, graph, weights, smoothness(config.problem), torch.float64)
-    logger = RunLogger(config, int(weights.size), speaks=True, command=command, simulated=True)
+    logger = RunLogger(config, int(weights.size), speaks=True, command=command, simulated=True, lock=lock)
     logger.start(first=0)
     logger.environment({**versions(), "ranks": "none: dgt simulate is one process"})
     mixing_weights = strategy(config.strategy.name, weights).mixing_weights
@@ -164,3 +178,7 @@ def simulate(config: Config, show: str = "text", command: str = "") -> dict[str,
         logger.close()
         raise
     return logger.finish(show)
+
+
+def _say(words: str) -> None:
+    print(f"dgt: {words}", file=sys.stderr, flush=True)

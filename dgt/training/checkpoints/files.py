@@ -1,11 +1,14 @@
 """Checkpoints that are complete or not there: one directory per step, never written over, committed last.
 
-    checkpoints/00000120-5f3a9c1e/rank-00000.pt, rank-00000.json, ..., COMMIT
+    checkpoints/000000000120-5f3a9c1e/rank-00000.pt, rank-00000.json, ..., COMMIT
 
 Every rank copies its state, and a thread of its own writes it: into memory, to a new file, to the disk, and only then
 under its name, with a note of its checksum beside it. When rank 0 sees the notes of all ranks it writes COMMIT, which
 holds every checksum and what the run was. Nothing without a COMMIT is ever loaded, and nothing is lost with a
 rank that dies at any point. The notes go through the file system, which all hosts must share.
+
+Once COMMIT is there nothing that happens later takes it away again: an error after it is told, and that is all. Reading
+tells apart what is damaged (`DamagedError`: the bits are there, and wrong) from what cannot be read now (`OSError`).
 """
 
 from __future__ import annotations
@@ -17,26 +20,29 @@ import io
 import json
 import mmap
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from dgt.checks import ConfigError
-from dgt.training.state import Tree, copied, mismatch
+from dgt.config.files import parsed_json, write
+from dgt.config.files import read as read_file
+from dgt.errors import ConfigError, DamagedError
+from dgt.runs import folders
+from dgt.runs.folders import COMMIT, Once, has, name_of, step_of, sync
+from dgt.training.checkpoints import untrusted
+from dgt.training.checkpoints.state import Tree, copied, mismatch
 
-COMMIT = "COMMIT"
 FORMAT = 1
 LOOK_SECONDS = 0.02
+SECOND_LOOK = 1.0  # seconds until what looks damaged is read again
 
-
-class DamagedError(Exception):
-    """A checkpoint that cannot be used; says why."""
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +73,57 @@ class Writer:
         patience: float = 600.0,
         say: Callable[[str], None] = print,
         phase: Callable[[str], None] = lambda name: None,
+        marker: Path | None = None,
     ) -> None:
-        self.directory, self._rank, self._world, self._attempt = directory, rank, world, attempt
+        self.directory, self._rank, self._world, self.attempt = directory, rank, world, attempt
         self._share = share  # pi_i, for the average model
         self._facts, self._keep_last, self._keep_every = dict(facts), keep_last, keep_every
         self._patience, self._say, self._phase = patience, say, phase
+        self._marker = marker  # left beside the checkpoints at the first one that is committed
+        self._warn = Once(say)
+        self._last, self._again = Path(), 0
         self._thread: threading.Thread | None = None
         self._snapshot: Tree | None = None
+        self._before: threading.Thread | None = None
+        self._gone: frozenset[int] = frozenset()
+
+    def follow(self, other: Writer, gone: frozenset[int]) -> None:
+        """Take over from the writer of a network that has lost these of its ranks.
+
+        What all of them had written is still committed; for the files of the lost nobody waits.
+        """
+        other._gone, self._before = gone, other._thread or other._before
+
+    @property
+    def busy(self) -> bool:
+        """Whether the last checkpoint is still being written here, or on rank 0 committed."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def has_part_of(self, rank: int, step: int) -> bool:
+        """Whether that rank's part of this step's checkpoint is complete."""
+        return (self._path(step) / f"rank-{rank:05d}.json").exists()
+
+    def outcome(self, step: int) -> bool | None:
+        """Whether the checkpoint of this step is complete, on any rank; None while nobody can tell."""
+        if self.busy:
+            return None
+        path = self._path(step)
+        try:
+            if has(path / COMMIT):
+                return True
+            return False if not has(path) or any(path.glob("*.failed")) else None
+        except OSError:  # a file system that fails now may answer later
+            return None
+
+    def _path(self, step: int) -> Path:
+        """Where the last checkpoint of this step is, or would be."""
+        return self._last if step_of(self._last.name) == step else self.directory / name_of(step, self.attempt)
 
     def save(self, step: int, state: Tree) -> None:
         """Copy the state and return; the rest happens in the background. Skipped where the last one is still at it."""
-        path = self.directory / f"{step:08d}-{self._attempt}"
-        if self._thread is not None and self._thread.is_alive():
+        self._again = self._again + 1 if step_of(self._last.name) == step else 0
+        path = self._last = self.directory / name_of(step, self.attempt, self._again)
+        if self.busy:
             self._fail(path, "the one before is still being written")
             return
         self._phase("copy")
@@ -92,28 +137,19 @@ class Writer:
             self._thread.join()
             self._thread = None
 
-    def wait_for_commit(self, step: int, look: Callable[[], None] = lambda: None) -> bool:
-        """Wait, on any rank, until the checkpoint of this step is complete; False if it never will be.
-
-        `look` may raise while it takes long: somebody who should be writing is lost.
-        """
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(1.0)
-            look()
-        path = self.directory / f"{step:08d}-{self._attempt}"
+    def wait_for_commit(self, step: int) -> bool:
+        """Wait, on any rank, until the checkpoint of this step is complete; False if it never will be."""
+        self.finish()
         deadline = time.monotonic() + self._patience
-        while time.monotonic() < deadline:
-            if (path / COMMIT).exists():
-                return True
-            if not path.exists() or any(path.glob("*.failed")):
-                return False
-            look()
+        while (known := self.outcome(step)) is None and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
-        return False
+        return bool(known)
 
     def _write(self, step: int, path: Path) -> None:
         assert self._snapshot is not None
         name = path / f"rank-{self._rank:05d}.pt"
+        if self._before is not None:
+            self._before.join()
         try:
             path.mkdir(parents=True, exist_ok=True)
             data = serialised(self._snapshot)
@@ -121,12 +157,15 @@ class Writer:
             note = {"rank": self._rank, "share": self._share, "sha256": checksum, "bytes": len(data)}
             write_durably(name, data, self._phase)
             write_durably(name.with_suffix(".json"), json.dumps(note).encode())
-            if self._rank == 0:
-                self._commit(step, path)
+            self._phase("written")
+            done = self._rank == 0 and self._commit(step, path)
         except Exception as error:  # the run goes on, whatever happens here
             with contextlib.suppress(OSError):
                 name.with_name(name.name + ".part").unlink(missing_ok=True)
-            self._fail(path, getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+            self._fail(path, in_words(error))
+            return
+        if done:
+            self._after_commit(step, path)
 
     def _fail(self, path: Path, why: str) -> None:
         """This checkpoint will not be complete; the run goes on, and the one before stays. Rank 0 says so."""
@@ -140,16 +179,20 @@ class Writer:
 
     def _give_up(self, path: Path, why: str) -> None:
         """Make room again; the marks stay, for ranks that are still at it."""
-        self._say(f"checkpoint of iteration {int(path.name[:8])} skipped: {why}")
         with contextlib.suppress(OSError):
-            for file in path.iterdir():
+            if has(path / COMMIT):  # only its name may not have reached the disk
+                self._say(f"checkpoint of iteration {step_of(path.name)} is complete, but: {why}")
+                return
+        self._say(f"checkpoint of iteration {step_of(path.name)} skipped: {why}")
+        with contextlib.suppress(OSError):
+            for file in path.iterdir() if not has(path / COMMIT) else ():
                 if file.suffix != ".failed":
                     file.unlink(missing_ok=True)
 
-    def _commit(self, step: int, path: Path) -> None:
+    def _commit(self, step: int, path: Path) -> bool:
         notes = self._notes(path)
         if notes is None:
-            return
+            return False
         self._phase("commit")
         record = {
             "format": FORMAT, "step": step, "world": self._world, "time": time.time(), "facts": self._facts,
@@ -157,18 +200,37 @@ class Writer:
         }  # fmt: skip
         text = json.dumps(record, sort_keys=True).encode()
         write_durably(path / COMMIT, text + b"\n" + hashlib.sha256(text).hexdigest().encode() + b"\n")
-        _sync(self.directory)
-        self._prune(step)
+        return True
+
+    def _after_commit(self, step: int, path: Path) -> None:
+        """What is no part of this checkpoint, and cannot make it fail: the marker, and the removal of old ones."""
+        try:
+            sync(self.directory)
+            if self._marker is not None and not has(self._marker):
+                write(self._marker, f"The first checkpoint of this run was committed at iteration {step}.\n")
+            self._phase("prune")
+            whole = [(commit.step, commit.path) for commit in committed(self.directory, unreadable=True)[0]]
+            failed = folders.prune(self.directory, whole, path, step, self._keep_last, self._keep_every)
+        except Exception as error:
+            failed = [in_words(error)]
+        if failed:
+            more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+            self._warn(f"old checkpoints cannot be removed: {failed[0]}{more}; they stay, and the run goes on")
 
     def _notes(self, path: Path) -> list[dict[str, Any]] | None:
         """What every rank wrote, once all have; None if one could not."""
         names = [path / f"rank-{rank:05d}.json" for rank in range(self._world)]
         deadline = time.monotonic() + self._patience
         while missing := [rank for rank, name in enumerate(names) if not name.exists()]:
+            if self._gone.intersection(missing):
+                return None
             failed = next(path.glob("*.failed"), None)
             if failed is not None:
                 time.sleep(LOOK_SECONDS)  # the mark comes first, its words follow
                 self._give_up(path, f"rank {int(failed.name[5:10])}: {failed.read_text() or 'no room'}")
+                return None
+            if not has(names[0]):  # this rank's own: written before
+                self._give_up(path, "its directory was removed")
                 return None
             if time.monotonic() > deadline:
                 where = "run_dir must be on a file system that all hosts share"
@@ -176,18 +238,6 @@ class Writer:
                 return None
             time.sleep(LOOK_SECONDS)
         return [json.loads(name.read_text(encoding="utf-8")) for name in names]
-
-    def _prune(self, step: int) -> None:
-        """Keep the last few and every so manyth; what never was committed goes as well."""
-        self._phase("prune")
-        complete = {commit.path for commit in committed(self.directory)[0]}
-        kept = {path for path in complete if self._keep_every and int(path.name[:8]) % self._keep_every == 0}
-        kept |= set(sorted(complete)[-self._keep_last :]) if self._keep_last else set()
-        for path in self.directory.iterdir():
-            if path in kept or not path.name[:8].isdecimal() or int(path.name[:8]) > step:
-                continue
-            (path / COMMIT).unlink(missing_ok=True)  # first: half a checkpoint must not look like one
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def serialised(state: Tree) -> bytes | mmap.mmap:
@@ -215,45 +265,78 @@ def write_durably(path: Path, data: bytes | mmap.mmap, phase: Callable[[str], No
         os.fsync(file.fileno())
     phase("rename")
     draft.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(folder: Path) -> None:
-    """Names reach the disk apart from what they name."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+def in_words(error: Exception) -> str:
+    """Why something failed, as short as may be."""
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
-def committed(directory: Path) -> tuple[list[Commit], list[str]]:
-    """Complete checkpoints below a run's `checkpoints/`, oldest first, and what is wrong with damaged ones."""
+def committed(directory: Path, unreadable: bool = False) -> tuple[list[Commit], list[str]]:
+    """Complete checkpoints below a run's `checkpoints/`, oldest first, and what is wrong with damaged ones.
+
+    `OSError` where it cannot be seen what is there, unless single ones may be `unreadable`, and are left out; a
+    directory that is missing holds none.
+    """
     found, wrong = [], []
-    for path in sorted(directory.glob(f"*/{COMMIT}")):
+    for path in _with_commit(directory, unreadable):
         try:
-            found.append(read_commit(path.parent))
-        except DamagedError as error:
-            wrong.append(f"{path.parent.name}: {error}")
+            found.append(twice(partial(read_commit, path)))
+        except (DamagedError, ConfigError) as error:
+            wrong.append(f"{path.name}: {error}")
+        except OSError:
+            if not unreadable:
+                raise
     return sorted(found, key=lambda commit: (commit.step, commit.time)), wrong
+
+
+def _with_commit(directory: Path, unreadable: bool) -> list[Path]:
+    """Directories that hold a record; those of other names, like `lost+found`, may be closed to us."""
+    try:
+        paths = [directory / name for name in sorted(os.listdir(directory))]
+    except FileNotFoundError:
+        if directory.is_symlink():  # what it leads to is not there yet: a mount that is late
+            raise
+        return []
+    found = []
+    for path in paths:
+        try:
+            found += [path] if has(path / COMMIT) else []
+        except OSError:
+            if step_of(path.name) is not None and not unreadable:
+                raise
+    return found
+
+
+def twice(read: Callable[[], Read]) -> Read:
+    """What looks damaged is read a second time, a little later, before anybody calls it damaged."""
+    try:
+        return read()
+    except DamagedError:
+        time.sleep(SECOND_LOOK)
+        return read()
 
 
 def read_commit(path: Path) -> Commit:
     """The COMMIT record of one checkpoint; raises `DamagedError` unless every bit is as it was written."""
     try:
-        text, checksum, rest = (path / COMMIT).read_bytes().split(b"\n")
+        text, checksum, rest = _content(path / COMMIT, untrusted.MOST_COMMIT).split(b"\n")
         if rest or hashlib.sha256(text).hexdigest().encode() != checksum:
             raise DamagedError("its COMMIT record is damaged")
-        record = json.loads(text)
+        record = parsed_json(text.decode())
         if record["format"] != FORMAT:
-            raise DamagedError(f"format {record['format']}, this version reads {FORMAT}")
+            raise ConfigError(f"format {record['format']}, this version of dgt reads {FORMAT}")
+        untrusted.check_commit(record)
         files = [
             {"sha256": str(f["sha256"]), "bytes": int(f["bytes"]), "share": float(f["share"])} for f in record["files"]
         ]
         facts = {str(name): str(text) for name, text in record["facts"].items()}
         commit = Commit(path, int(record["step"]), int(record["world"]), facts, files, float(record["time"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise DamagedError("its COMMIT record is damaged or cannot be read") from None
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DamagedError("its COMMIT record is damaged") from None
     if len(files) != commit.world:
         raise DamagedError(f"it has {len(files)} files for {commit.world} ranks")
     return commit
@@ -262,15 +345,23 @@ def read_commit(path: Path) -> Commit:
 def read_rank(commit: Commit, rank: int) -> bytes:
     """The file of one rank, every bit as it was written; else `DamagedError`."""
     note, name = commit.files[rank], commit.path / f"rank-{rank:05d}.pt"
-    try:
-        if name.stat().st_size != note["bytes"]:
-            raise DamagedError(f"{name.name} has {name.stat().st_size} bytes in place of {note['bytes']}")
-        data = name.read_bytes()
-    except OSError as error:
-        raise DamagedError(f"{name.name} cannot be read ({error.strerror})") from None
+    size = name.stat().st_size
+    if size != note["bytes"]:
+        raise DamagedError(f"{name.name} has {size} bytes in place of {note['bytes']}")
+    data = _content(name, min(note["bytes"], untrusted.most_bytes()))
     if hashlib.sha256(data).hexdigest() != note["sha256"]:
         raise DamagedError(f"{name.name} is damaged (its checksum differs)")
     return data
+
+
+def _content(path: Path, most: int) -> bytes:
+    """All of a regular file; anything else in its place is refused at once, as it will not get better."""
+    try:
+        return read_file(path, most)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EFBIG):
+            raise ConfigError(f"{path}: {error.strerror}") from None
+        raise
 
 
 def parse(data: bytes, template: Tree, where: str) -> Any:
@@ -279,6 +370,7 @@ def parse(data: bytes, template: Tree, where: str) -> Any:
     Only tensors and plain values are read: torch's restricted loader refuses anything that could run.
     """
     try:
+        untrusted.check_archive(data)
         outline = torch.load(io.BytesIO(data), weights_only=True, map_location="meta")
     except Exception as error:  # whatever a hostile file makes the parser do
         reason = str(error).splitlines()[0][:120]

@@ -11,22 +11,27 @@ for step in range(checkpoints.resume(), 300):
 
 from __future__ import annotations
 
-import sys
+import secrets
 from pathlib import Path
 from typing import Any
 
 from dgt.algorithms import DecentralizedOptimizer
-from dgt.checks import ConfigError
 from dgt.config import CheckpointConfig
+from dgt.errors import ConfigError
 from dgt.exchange.network import Network
-from dgt.training.saving import Saver, compare, find, load
-from dgt.training.state import Tree, random_state, restore_random_state
+from dgt.processes import output
+from dgt.processes.agreement import broadcast_text
+from dgt.runs.folders import MARKER
+from dgt.runs.holding import hold
+from dgt.training.checkpoints.finding import find, once_committed
+from dgt.training.checkpoints.saving import Saver, compare, load
+from dgt.training.checkpoints.state import Tree, random_state, restore_random_state
 
 
 class Checkpoints:
     """Saves and resumes everything given by name: model, optimizer, scheduler, or what else has a `state_dict`.
 
-    The directory must be one that all ranks see. Random number generators are saved as well.
+    The directory must be one that all ranks see, and no other run holds. Random number generators are saved as well.
     """
 
     def __init__(
@@ -41,27 +46,37 @@ class Checkpoints:
         **parts: Any,
     ) -> None:
         self.node, self.network, self._parts = network.node, network, parts
+        stateless = [name for name, part in parts.items() if not hasattr(part, "state_dict")]
+        if stateless:
+            hint = "; a DataLoader that has one is torchdata's StatefulDataLoader" if "oader" in stateless[0] else ""
+            raise ConfigError(f"Checkpoints: {stateless[0]} has no state_dict to save{hint}")
         optimizers = [part for part in parts.values() if isinstance(part, DecentralizedOptimizer)]
         if len(optimizers) != 1:
             raise ConfigError(f"Checkpoints: give one optimizer of dgt among the parts, found {len(optimizers)}")
         self._optimizer, self._directory = optimizers[0], Path(directory)
+        token = broadcast_text(self.node, secrets.token_hex(8), 16)
+        self._lock = hold(self.node, self._directory, f"Checkpoints({directory})", token, self._say, needed=False)
         settings = CheckpointConfig(every=every, minutes=minutes, keep_last=keep_last, keep_every=keep_every)
-        self._saver = Saver(self, self._directory, settings, self._say)
+        self._saver = Saver(self, self._directory, settings, self._say, marker=self._directory / MARKER)
         self.node.before_leaving.append(self._saver.writer.finish)  # the last one may still be written
+        self.node.before_leaving.append(self._lock.release)
 
     def resume(self) -> int:
         """Load the last complete checkpoint on all ranks; returns its step, 0 if there is none."""
 
         def use(commit: Any) -> str:
-            compare(self, commit, "auto", self._say)
-            return load(self, commit)
+            other = commit.world != self.node.size
+            hint = f"; a run goes on with as many ranks as it was saved by: {commit.world}" if other else ""
+            compare(self, commit, "auto", self._say, hint=hint)
+            return load(self, commit, self._say)
 
-        source = self._directory if self.node.is_main and self._directory.is_dir() else None
-        commit = find(self.node, source, "auto", self._say, use)
+        source = self._directory if self.node.is_main else None
+        commit = find(self.node, source, "auto", self._say, use, lambda: once_committed(self._directory, keeps=False))
         return commit.step if commit is not None else 0
 
     def step(self, done: int) -> bool:
         """After every step, with the number of steps done: save if it is time to; True if all are to stop now."""
+        self._lock.check()
         if self._optimizer.stop_now:
             self._saver.save_now(done)
             return True
@@ -80,6 +95,7 @@ class Checkpoints:
         return world | self.network.facts | {"model": self._optimizer.flat.layout()}
 
     def state(self) -> Tree:
+        self._optimizer.refuse_inside_average("Checkpoints")
         self._optimizer.drain()
         parts = {
             name: part.live_state() if isinstance(part, DecentralizedOptimizer) else part.state_dict()
@@ -95,4 +111,4 @@ class Checkpoints:
 
     def _say(self, words: str) -> None:
         if self.node.is_main:
-            print(f"dgt: {words}", file=sys.stderr, flush=True)
+            output.say(words)

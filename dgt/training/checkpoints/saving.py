@@ -12,35 +12,22 @@ from typing import Protocol
 
 import torch
 
-from dgt.checks import ConfigError, SharedError
-from dgt.config import CheckpointConfig, Config
-from dgt.exchange.agreement import share_trouble, together, told_by_main
+from dgt.config import CheckpointConfig
+from dgt.errors import PeerError, SharedError
 from dgt.exchange.network import Network
-from dgt.node import Node
-from dgt.notices import NEVER
-from dgt.training import checkpoint
-from dgt.training.checkpoint import COMMIT, Commit, DamagedError, Writer
-from dgt.training.session import Session
-from dgt.training.state import Tree, copied
+from dgt.processes.agreement import broadcast_text, together
+from dgt.processes.node import Node
+from dgt.processes.notices import NEVER
+from dgt.processes.regroup import BROKEN, Question
+from dgt.runs.folders import COMMIT, FOLDER, MARKER, UNSOUND
+from dgt.training.checkpoints import files as checkpoint
+from dgt.training.checkpoints.files import Commit, Writer, in_words
+from dgt.training.checkpoints.finding import Say, evidence_in, find, read_by_all, source_of
+from dgt.training.checkpoints.returning import average_model, check_members, rejoin
+from dgt.training.checkpoints.state import Tree, copied
+from dgt.training.session import MEMBERS, Session
 
-FOLDER = "checkpoints"
-Say = Callable[[str], None]
-
-
-def source_of(config: Config) -> Path | None:
-    """The directory to resume from: a single checkpoint, or one that holds several; None to start anew."""
-    if config.resume == "none":
-        return None
-    if config.resume == "auto":
-        folder = Path(str(config.run_dir)) / FOLDER
-        return folder if folder.is_dir() else None
-    path = Path(config.resume)
-    if (path / COMMIT).is_file():
-        return path
-    folder = path / FOLDER if (path / FOLDER).is_dir() else path
-    if not any(folder.glob(f"*/{COMMIT}")):
-        raise ConfigError(f"resume={config.resume}: no complete checkpoint there; give a run or checkpoint directory")
-    return folder
+SAVED, UNSAVED = "saved", "not saved"
 
 
 class Subject(Protocol):
@@ -67,32 +54,44 @@ class Saver:
         say: Say,
         phase: Callable[[str], None] = lambda name: None,
         further: Mapping[str, str] | None = None,
+        marker: Path | None = None,
+        guard: Callable[[], None] = lambda: None,
     ) -> None:
         node = subject.node
-        self._subject, self._settings = subject, settings
-        self._since = time.monotonic()
+        self._say, self._guard = say, guard  # raises where nothing may be saved any more
+        self._subject, self._settings, self._members = subject, settings, list(node.members)
+        self._since, self._asked = time.monotonic(), 0
         self.writer = Writer(
             directory,
             node.rank,
             node.size,
-            told_by_main(node, secrets.token_hex(4), 8),
+            broadcast_text(node, secrets.token_hex(4), 8),
             subject.network.average_weight,
             subject.facts() | environment(node) | dict(further or {}),
             settings.keep_last,
             settings.keep_every,
             say=say,
             phase=phase,
+            marker=marker,
         )
 
     @classmethod
-    def of_session(cls, session: Session, say: Say, phase: Callable[[str], None]) -> Saver:
-        """Into the run directory, as the config says."""
+    def of_session(
+        cls,
+        session: Session,
+        say: Say,
+        phase: Callable[[str], None],
+        guard: Callable[[], None],
+        before: Saver | None = None,
+    ) -> Saver:
+        """Into the run directory, as the config says; `before` is the saver of the network before a loss."""
         config = session.config
         text = json.dumps(config.to_dict(), sort_keys=True)
-        folder = Path(str(config.run_dir)) / FOLDER
-        return cls(
-            session, folder, config.checkpoint, say, phase, {"config": hashlib.sha256(text.encode()).hexdigest()}
-        )
+        run_dir, further = Path(str(config.run_dir)), {"config": hashlib.sha256(text.encode()).hexdigest()}
+        saver = cls(session, run_dir / FOLDER, config.checkpoint, say, phase, further, run_dir / MARKER, guard)
+        if before is not None:
+            saver._follow(before)
+        return saver
 
     def ask_if_late(self) -> None:
         """Rank 0 looks at the clock; the others hear of it with the messages."""
@@ -108,23 +107,58 @@ class Saver:
 
     def save(self, iteration: int) -> None:
         """Copy the state; the rest is done in the background."""
+        self._guard()
         self._since = time.monotonic()
         state = self._subject.state()
         self._subject.node.notices.save_at = NEVER
         self.writer.save(iteration, state)
 
     def save_now(self, iteration: int) -> bool:
-        """Save and wait until it is complete; False if it could not be."""
-        self.writer.finish()
-        self.save(iteration)
-        return self.writer.wait_for_commit(iteration, self._subject.node.miss_nobody)
+        """Save and wait until it is complete; False if it could not be. All ranks come to the same conclusion."""
+        self._asked += 1
+        question = self._subject.node.ask(f"saved-{self.writer.attempt}-{self._asked}")
+        return self.conclude(question, iteration) == SAVED
+
+    def conclude(
+        self, question: Question, iteration: int, write_down: Callable[[str], str] = lambda answer: answer
+    ) -> str:
+        """Save; the answer, which all ranks get, is whether the checkpoint is complete: `SAVED` or `UNSAVED`.
+
+        The rank that answers passes it through `write_down` first. A rank that is lost before its part is written
+        raises `PeerError` on all of them; afterwards it is not needed any more, unless it is rank 0, which commits.
+        """
+        writer, members = self.writer, question.members
+
+        def is_needed(member: int) -> bool:
+            return member == members[0] or not writer.has_part_of(members.index(member), iteration)
+
+        def find() -> str:
+            return write_down(SAVED if writer.outcome(iteration) else UNSAVED)
+
+        answer = question.attend(lambda: not writer.busy, is_needed)
+        if not answer:
+            self.save(iteration)
+            answer = question.attend(lambda: writer.outcome(iteration) is not None, is_needed)
+        answer = answer or question.conclude(find)
+        if answer.startswith(BROKEN):
+            raise PeerError(f"node {question.own}: {answer.removeprefix(BROKEN)}")
+        writer.finish()  # others see this rank's file a moment before it is done with it
+        return answer
+
+    def _follow(self, other: Saver) -> None:
+        """Take over from the saver of a network that has lost some of its ranks."""
+        gone = (rank for rank, name in enumerate(other._members) if name not in self._members)
+        self.writer.follow(other.writer, frozenset(gone))
 
     def disown(self, after: int) -> None:
         """Nobody should resume from what was saved after this step: the run was unwell by then."""
         self.writer.finish()
-        for commit in checkpoint.committed(self.writer.directory)[0]:
-            if commit.step > after:
-                (commit.path / COMMIT).rename(commit.path / f"{COMMIT}.unsound")
+        try:
+            for commit in checkpoint.committed(self.writer.directory)[0]:
+                if commit.step > after:
+                    (commit.path / COMMIT).rename(commit.path / UNSOUND)
+        except OSError as error:  # why the run ends is more important
+            self._say(f"checkpoints after iteration {after} cannot be marked as unsound: {in_words(error)}")
 
 
 def environment(node: Node) -> dict[str, str]:
@@ -144,90 +178,47 @@ def resume(session: Session, say: Say) -> tuple[int, Path | None]:
         return 0, None
 
     def use(commit: Commit) -> str:
-        compare(session, commit, config.resume, say, only=("model",) if warm else None)
-        return _warm_start(session, commit, say) if warm else load(session, commit)
+        some = MEMBERS in commit.facts and commit.world == session.node.size and session.is_whole
+        hint = f"; nodes=COUNT says of how many nodes these {commit.world} are left" if some else ""
+        compare(session, commit, config.resume, say, ("model",) if warm else None, hint)
+        if warm:
+            return _warm_start(session, commit, say)
+        there = check_members(session, commit, config.resume)
+        return load(session, commit, say) if there == session.node.members else rejoin(session, commit, there, say)
 
     source = source_of(config) if session.node.is_main else None
-    commit = find(session.node, source, config.resume, say, use)
+    commit = find(session.node, source, config.resume, say, use, lambda: evidence_in(config))
     if commit is None or warm:
         return 0, None
     return commit.step, commit.path.parents[1] / "metrics.jsonl"
 
 
-def find(node: Node, source: Path | None, name: str, say: Say, use: Callable[[Commit], str]) -> Commit | None:
-    """The last checkpoint in rank 0's `source` that all ranks could use; `use` says what is wrong with one.
+def compare(
+    subject: Subject, commit: Commit, name: str, say: Say, only: tuple[str, ...] | None = None, hint: str = ""
+) -> None:
+    """A changed run is an error, a changed machine a warning; a warm start looks at the model only.
 
-    None if there is none at all, which is fine for resume=auto only.
+    Which nodes are there may differ: `returning.py`.
     """
-    commits, wrong = _candidates(source) if source is not None else ([], [])
-    for words in wrong:
-        say(f"checkpoint {words}; not used")
-    while True:
-        newest = commits.pop() if commits else None
-        path = told_by_main(node, str(newest.path) if newest else "")
-        if not path:
-            missing = node.is_main and (wrong or name != "auto")
-            share_trouble(node, f"resume={name}: no checkpoint there is whole" if missing else "")
-            return None
-        commit, trouble = None, ""
-        try:
-            commit = checkpoint.read_commit(Path(path))
-        except DamagedError as error:
-            trouble = str(error)
-        damage = _everybodys_trouble(node, trouble)
-        if not damage:
-            assert commit is not None
-            damage = use(commit)
-            if not damage:
-                return commit
-        wrong = [damage]
-        if node.is_main and name == "auto":
-            # it must not count among the last few that are kept
-            (Path(path) / COMMIT).rename(Path(path) / f"{COMMIT}.damaged")
-        say(f"checkpoint {Path(path).name}: {damage}; going back to the one before")
-
-
-def _candidates(path: Path) -> tuple[list[Commit], list[str]]:
-    if not (path / COMMIT).is_file():
-        return checkpoint.committed(path)
-    try:
-        return [checkpoint.read_commit(path)], []
-    except DamagedError as error:
-        return [], [f"{path.name}: {error}"]
-
-
-def _everybodys_trouble(node: Node, trouble: str) -> str:
-    """The first rank's trouble, known to all; empty if there is none."""
-    try:
-        share_trouble(node, trouble)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def compare(subject: Subject, commit: Commit, name: str, say: Say, only: tuple[str, ...] | None = None) -> None:
-    """A changed run is an error, a changed machine a warning; a warm start looks at the model only."""
-    pairs = {fact: (commit.facts.get(fact, "nothing"), now) for fact, now in subject.facts().items()}
+    facts = subject.facts()
+    facts.pop(MEMBERS, None)
+    pairs = {fact: (commit.facts.get(fact, "nothing"), now) for fact, now in facts.items()}
     changed = {fact: pair for fact, pair in pairs.items() if pair[0] != pair[1] and fact in (only or pairs)}
     if changed:
         said = "; ".join(f"{fact} is {then[:60]} there, {now[:60]} here" for fact, (then, now) in changed.items())
         there = commit.path.parents[1]
-        hint = "" if only else f" (resume={there} warm_start=true takes its average model only)"
+        hint = hint or ("" if only else f" (resume={there} warm_start=true takes its average model only)")
         raise SharedError(f"resume={name}: {said}{hint}")
     for fact, now in environment(subject.node).items():
         if commit.facts.get(fact) != now and not only:
             say(f"resume: {fact} was {commit.facts.get(fact)}, is {now}: the last digits may differ")
 
 
-def load(subject: Subject, commit: Commit) -> str:
+def load(subject: Subject, commit: Commit, say: Say) -> str:
     """Every rank its own file; says what is wrong with one, if anything is."""
-    node, data, trouble = subject.node, b"", ""
-    try:
-        data = checkpoint.read_rank(commit, node.rank)
-    except DamagedError as error:
-        trouble = str(error)
-    damage = _everybodys_trouble(node, trouble)
-    if damage:
+    node, where = subject.node, f"checkpoint {commit.path}"
+    data, damage = read_by_all(node, lambda: checkpoint.read_rank(commit, node.rank), where, say)
+    if data is None or damage:
         return damage
     subject.load(together(node, lambda: checkpoint.parse(data, copied(subject.state()), str(commit.path))))
     return ""
@@ -236,33 +227,17 @@ def load(subject: Subject, commit: Commit) -> str:
 def _warm_start(session: Session, commit: Commit, say: Say) -> str:
     """Rank 0 averages the models of all old ranks by the shares they had; trackers start anew everywhere."""
     node, model = session.node, session.problem.model
-    own, average, trouble = model.state_dict(), None, ""
-    if node.is_main:
-        try:
-            average = _average_model(commit, copied(own))
-        except (DamagedError, ConfigError) as error:
-            trouble = str(error)
-    damage = _everybodys_trouble(node, trouble)
+    own = model.state_dict()
+    average, damage = read_by_all(
+        node, lambda: average_model(commit, copied(own)) if node.is_main else None, f"checkpoint {commit.path}", say
+    )
     if damage:
         return damage
     with torch.no_grad():
         for name, tensor in own.items():
             value = average[name] if average is not None else torch.zeros_like(tensor, device="cpu")
             tensor.copy_(node.sum(value))
-    session.optimizer.flat.read_parameters()
+    session.optimizer.flat.follow()
     said = f"{commit.world} nodes there, {node.size} here"
     say(f"warm start from the average model of iteration {commit.step} ({said}); trackers start anew on all nodes")
     return ""
-
-
-def _average_model(commit: Commit, like: Tree) -> Tree:
-    """sum_i pi_i theta_i, one file after the other; integers are the first node's."""
-    average: Tree = {}
-    for rank, file in enumerate(commit.files):
-        theirs = checkpoint.parse(checkpoint.read_rank(commit, rank), {"model": like}, str(commit.path))["model"]
-        for name, value in theirs.items():
-            if rank == 0:
-                average[name] = value * file["share"] if value.is_floating_point() else value
-            elif value.is_floating_point():
-                average[name].add_(value, alpha=file["share"])
-    return average

@@ -1,0 +1,64 @@
+"""What a command of `dgt` is made of, and the words that commands share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dgt.errors import ConfigError
+from dgt.processes import environment
+
+
+def _no_arguments(parser: argparse.ArgumentParser) -> None:
+    """Overrides and --json are all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`dgt NAME ...`: its parser, its help and its body."""
+
+    name: str
+    help: str
+    """A line for `dgt --help`."""
+    example: str
+    run: Callable[[argparse.Namespace], None]
+    settings: Callable[[], list[str]]
+    """What can be set, in lines for `dgt NAME --help`."""
+    order: int
+    """Its place in the list of commands."""
+    add_arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
+    takes: str = "key=value"
+    """What its plain words are called; empty if it takes none."""
+    composes: bool = False
+    """Whether it composes configs, and so takes --config-dir."""
+    starts_ranks: bool = False
+    """Whether the process that forks ranks is started first of all, while this one imports torch."""
+    computes_alone: bool = False
+    """Whether it does linear algebra in this process, which then has one thread."""
+    writes_results: bool = False
+    """Whether its results are files, so that output that cannot be written does not end it."""
+
+
+def choices() -> list[str]:
+    """What every command that composes configs lets the user choose and set, in the words of the files in `conf/`."""
+    from dgt.config import compose as composing
+
+    lines = ["choices:", *(f"  {group:<10} {', '.join(names)}" for group, names in composing.groups().items())]
+    lines += ["             weights=[1,2,3] is a list, weights=my.txt a file", "", "experiments:"]
+    lines += [f"  {line}" for line in composing.experiments()]
+    return [*lines, "", "settings:", *(f"  {line}" for line in composing.settings())]
+
+
+def tell(words: str) -> None:
+    """A line on standard error, once however many ranks print it."""
+    if not environment.is_other_rank():
+        print(f"dgt: {words}", file=sys.stderr, flush=True)
+
+
+def refuse_ranks(command: str) -> None:
+    """Raise where a launcher has started several processes for a command that is one."""
+    here = environment.placement()
+    if here.size > 1:
+        raise ConfigError(f"dgt {command} is one process; run it outside {here.launcher}")

@@ -1,0 +1,74 @@
+"""`dgt compare`: Strategy I against II over weights, topologies and seeds: table, CSV, figure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from dgt.commands.base import Command, choices, tell
+from dgt.errors import ConfigError
+from dgt.processes import environment
+
+
+def run(options: argparse.Namespace) -> None:
+    """Both strategies on every cell; ranks stay up between the cells of one network size."""
+    from dgt import problems
+    from dgt.commands.compare import job
+    from dgt.config import compose as composing
+    from dgt.config import effect
+    from dgt.launching.launch import JoinOptions, start_ranks
+    from dgt.report import compare as compare_report
+    from dgt.runs.holding import held
+    from dgt.runs.logger import check_logger, claim, refuse_results
+
+    here = environment.placement()
+    if here.launcher != "alone":
+        raise ConfigError(f"dgt compare starts its own ranks, for every network size; run it outside {here.launcher}")
+    effect.refuse("compare", options.overrides)
+    for item in composing.parse(options.overrides):
+        if item.is_sweep_override() and item.key_or_group not in ("weights", "topology"):
+            raise ConfigError(
+                f"{item.input_line}: dgt compare varies weights and topology; give one {item.key_or_group}"
+            )
+    configs = []
+    said: dict[str, None] = {}
+    for words in composing.expand(options.overrides):
+        config, notes = effect.on_compare(composing.compose(words))
+        configs.append(config)
+        said |= dict.fromkeys(notes)
+    check_logger(configs[0])
+    for note in said:
+        tell(note)
+    seeds = configs[0].seeds
+    job.check(configs, seeds, here)
+    problems.fetch(configs[0], environment.cache_dir(), tell)
+    cells = job.both_strategies(configs)
+    groups = job.by_network_size(cells, here)
+    directory = Path(claim(configs[0].run_dir, "compare"))
+    path = str(directory / "compare.csv")
+    with held(directory, tell):
+        refuse_results(directory)  # another run may have had it since
+        job.start(directory, cells, seeds)
+        for nodes, group in groups.items():
+            start_ranks(job.CompareJob(group, seeds, path), nodes, JoinOptions.from_config(group[0]))
+    results = compare_report.runs_of(directory)
+    rows = compare_report.summarise(results)
+    compare_report.write(rows, results, directory)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(compare_report.text(rows, results, len(seeds)))
+    print(f"figure  {directory / 'figures' / 'compare.png'}\ndata    {path}")
+
+
+COMMAND = Command(
+    name="compare",
+    help="Strategy I against II over weights x topologies x seeds: table, CSV, figure",
+    example="dgt compare weights=A,B topology=ring,grid,exponential,tailored seeds=10",
+    run=run,
+    settings=choices,
+    order=3,
+    composes=True,
+    starts_ranks=True,
+)

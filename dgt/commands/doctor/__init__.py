@@ -1,0 +1,64 @@
+"""`dgt doctor`: what is wrong with this host, these ranks, or a run that failed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from dgt.commands.base import Command
+from dgt.errors import EXIT_FAILED, ConfigError
+from dgt.processes import environment
+
+SETTINGS = """Alone it looks at this host. Under torchrun or srun it looks at all hosts and lets ranks talk.
+
+nodes=64 asks whether 64 ranks fit on this host; a run directory, why that run failed."""
+
+
+def run(options: argparse.Namespace) -> None:
+    """What is here, and whether ranks can talk: two of this host, or those that a launcher started."""
+    from dgt.commands.doctor import examination
+    from dgt.launching.launch import JoinOptions, be_rank
+
+    ranks = examination.ranks_of(options.overrides)
+    if options.overrides and ranks is None:
+        _explain_failure(options)
+        return
+    if environment.placement().launcher == "alone":
+        findings = examination.here(ranks or examination.RANKS) + examination.exchange()
+    else:
+        findings = be_rank(examination.ClusterJob, lambda _: JoinOptions(device="cpu"))
+    if findings is None:
+        return
+    print(json.dumps(examination.as_dicts(findings), indent=2) if options.json else examination.text(findings))
+    if any(finding.verdict == examination.BAD for finding in findings):
+        raise SystemExit(EXIT_FAILED)
+
+
+def _explain_failure(options: argparse.Namespace) -> None:
+    """Why a run failed, from the notes its ranks left."""
+    from dgt.processes import failures
+
+    run_dir = Path(options.overrides[0])
+    if len(options.overrides) > 1 or not os.access(run_dir / "config.yaml", os.R_OK):
+        raise ConfigError(f"{' '.join(options.overrides)}: dgt doctor takes one run directory, or nothing")
+    notes = failures.of_run(run_dir)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(note) for note in notes], indent=2))
+    else:
+        print("\n".join(failures.in_words(run_dir)))
+    if notes:
+        raise SystemExit(EXIT_FAILED)
+
+
+COMMAND = Command(
+    name="doctor",
+    help="look at this host: versions, GPUs, network, memory, and two ranks that talk",
+    example="srun --nodes 4 --ntasks-per-node 1 dgt doctor",
+    run=run,
+    settings=SETTINGS.splitlines,
+    order=4,
+    starts_ranks=True,
+)

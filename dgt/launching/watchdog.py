@@ -1,0 +1,35 @@
+"""A process of its own that kills a torchrun whose ranks have all ended and which does not end itself.
+
+python -m dgt.launching.watchdog PIDFD SECONDS PID        # PIDFD is an inherited descriptor of torchrun, PID its number
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import sys
+from pathlib import Path
+
+
+def main(torchrun: int, seconds: float, pid: str) -> None:
+    """Every so many seconds look for ranks, old or started again; where there are none, kill torchrun."""
+    while not select.select([torchrun], [], [], seconds)[0]:
+        if not _has_children(pid):
+            print("dgt: torchrun on this host cannot reach the others: ended", file=sys.stderr, flush=True)
+            signal.pidfd_send_signal(torchrun, signal.SIGKILL)
+            return
+
+
+def _has_children(pid: str) -> bool:
+    """Whether a process of this number has children that still run."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if parent == pid and state != "Z":
+                return True
+    return False
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

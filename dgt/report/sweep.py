@@ -1,0 +1,32 @@
+"""The line of a run in the table that ends a sweep: dgt train -m lr=0.01,0.02 strategy=I,II."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dgt.errors import ConfigError
+from dgt.report import aggregate
+from dgt.runs import measures
+from dgt.runs.reader import read
+
+NAMES = ("weights", "topology", "strategy", "seed")
+NOT_SHOWN = ("iteration", *measures.UPKEEP)
+
+
+def row(summary: Mapping[str, Any], swept: Mapping[str, str]) -> dict[str, str]:
+    """What the run is called by, what else was swept, its metrics over the last fifth, and where it is."""
+    names = {key: str(summary[key]) for key in NAMES} | {key: swept[key] for key in swept if key not in NAMES}
+    means = dict(summary["last_fifth"]) | _own_metrics(Path(str(summary["run_dir"])))
+    return names | {key: f"{value:.4g}" for key, value in means.items()} | {"run": str(summary["run_dir"])}
+
+
+def _own_metrics(run_dir: Path) -> dict[str, float]:
+    """What a problem reports besides what dgt knows by name."""
+    try:
+        run = read(run_dir)
+    except ConfigError:  # deleted meanwhile
+        return {}
+    own = [name for name in run.metrics if name not in measures.BY_METRIC and name not in NOT_SHOWN]
+    return {name: aggregate.late_mean(run, name) for name in own}

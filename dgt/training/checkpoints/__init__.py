@@ -1,0 +1,1 @@
+"""Checkpoints: complete or not there, found and read together by all ranks."""

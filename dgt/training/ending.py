@@ -1,0 +1,132 @@
+"""The end of a run, the same on all ranks: finished or stopped, saved or not, whoever is lost meanwhile.
+
+All ranks have made their last step. They save, and wait for one answer: it is given once the checkpoint is committed
+(or could not be written) and the summary is on the disk, by the lowest rank that is still there. From then on nobody is
+needed, and a rank that is lost changes neither what was saved nor the exit code. A rank that is lost before its part
+of the checkpoint was written is a loss like any other.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dgt.errors import EXIT_STOPPED, PeerError, StoreError
+from dgt.processes.regroup import BROKEN
+from dgt.runs.logger import RunLogger
+from dgt.training.checkpoints.saving import SAVED, UNSAVED, Saver
+from dgt.training.session import Session
+
+HEARD = "as another rank was asked to"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The run was asked to stop, and did so at the same iteration on all ranks."""
+
+    iteration: int
+    signal: int
+    """Which this rank got; 0 if it heard of the stop from others."""
+    saved: bool
+    run_dir: str
+    left: int
+    """Nodes that are left, of `nodes`."""
+    nodes: int
+    again: str = ""
+    """The command that goes on from there, where it is known."""
+
+    @property
+    def code(self) -> int:
+        """The process's exit code: after Ctrl-C that of shells."""
+        return 128 + self.signal if self.signal == signal.SIGINT else EXIT_STOPPED
+
+    def __str__(self) -> str:
+        rest = f"resume=auto run_dir={self.run_dir} continues" if self.saved else "no checkpoint could be written"
+        if self.saved and self.left < self.nodes:
+            rest += f" with all {self.nodes} nodes, or on {self.left} ranks with the {self.left} that are left"
+        elif self.saved and self.signal == signal.SIGINT and self.again:
+            rest = f"to go on: {self.again}"
+        if self.signal == signal.SIGINT:
+            return f"interrupted at iteration {self.iteration}; {rest}"
+        if not self.signal:
+            return f"stopped at iteration {self.iteration}, {HEARD}; {rest}"
+        return f"stopped by {signal.Signals(self.signal).name} at iteration {self.iteration}; {rest}"
+
+
+class Ending:
+    """The end of a run as one rank sees it; `stopped_at` is where it was asked to stop, if it was."""
+
+    def __init__(
+        self, session: Session, logger: RunLogger, show: str, phase: Callable[[str], None], again: str = ""
+    ) -> None:
+        self._session, self._logger, self._show, self._phase, self._again = session, logger, show, phase, again
+        self.stopped_at: int | None = None
+        self.begun = False  # this rank has made its last step
+        self._answer = ""
+
+    @property
+    def _iteration(self) -> int:
+        return self._session.config.iterations if self.stopped_at is None else self.stopped_at
+
+    def reach(self, saver: Saver | None) -> Stopped | None:
+        """Save, write down how the run ended, and part. All ranks have made their last step and call it together."""
+        question = self._session.node.ask("end")
+        if saver is None:
+            answer = question.conclude(lambda: self._write_down(UNSAVED))
+            if answer.startswith(BROKEN):
+                raise PeerError(f"node {question.own}: {answer.removeprefix(BROKEN)}")
+        else:
+            try:
+                answer = saver.conclude(question, self._iteration, self._write_down)
+            except StoreError:
+                # gone with rank 0, which commits before it ends: the record is there for all ranks to read, or for none
+                if not saver.writer.outcome(self._iteration):
+                    raise
+                answer = SAVED if question.own != question.members[1] else self._write_down(SAVED)
+        self._phase("leave")
+        question.part()
+        return self._over(answer)
+
+    def came_before(self, error: PeerError) -> bool:
+        """Whether the run had ended when a rank was lost; if not, nobody waits for its end any longer.
+
+        It ends only after all ranks have made their last step. Before that the store is not asked: it may be on the
+        other side of a broken link, and answer after minutes.
+        """
+        if not self.begun:
+            return False
+        reason = str(error).partition(": ")[2]
+        try:
+            self._answer = self._session.node.ask("end").settle(f"{BROKEN}{reason}")
+        except StoreError:
+            return False
+        return not self._answer.startswith(BROKEN)
+
+    def follow(self) -> Stopped | None:
+        """The end that the others came to."""
+        return self._over(self._answer)
+
+    def _write_down(self, answer: str) -> str:
+        self._phase("summary")
+        self._logger.take_over(self._iteration)
+        stopped = self._stopped(answer)
+        if stopped is None:
+            self._logger.finish(self._show)
+        else:
+            self._logger.stopped(stopped.iteration, str(stopped))
+        return answer
+
+    def _over(self, answer: str) -> Stopped | None:
+        self._session.node.parted = True
+        return self._stopped(answer)
+
+    def _stopped(self, answer: str) -> Stopped | None:
+        if self.stopped_at is None:
+            return None
+        config, node = self._session.config, self._session.node
+        nodes = int(self._session.whole[1].size)
+        saved = answer == SAVED
+        return Stopped(
+            self.stopped_at, node.notices.stop_asked, saved, str(config.run_dir), node.size, nodes, self._again
+        )
