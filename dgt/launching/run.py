@@ -17,6 +17,7 @@ from dgt.errors import ConfigError
 from dgt.launching import launch
 from dgt.launching.launch import JoinOptions
 from dgt.processes import environment
+from dgt.processes.placement import Placement
 from dgt.runs.logger import check_logger, claim_run_dir
 from dgt.training.checkpoints.finding import source_of
 from dgt.training.jobs import TrainJob
@@ -28,9 +29,8 @@ def run_here(config: Config, swept: Mapping[str, str], command: str, show: str) 
 
     `swept` is what a sweep calls it by, `command` what starts this run alone; both are empty for a run of its own.
     """
-    job = prepared(config, show, swept, command)
-    weights, _ = network_of(job.config, environment.placement(), as_drawn=True)
-    launch.start_ranks(job, int(weights.size), JoinOptions.from_config(job.config))
+    job = prepared(config, environment.placement(), show, swept, command)
+    launch.start_ranks(job, int(job.weights.size), JoinOptions.from_config(job.config))
     try:
         return summary_of(Path(str(job.config.run_dir)))
     except (OSError, ValueError):  # rank 0 has said why
@@ -42,10 +42,11 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
     return found
 
 
-def prepared(config: Config, show: str, swept: Mapping[str, str] | None = None, command: str = "") -> TrainJob:
+def prepared(
+    config: Config, here: Placement, show: str, swept: Mapping[str, str] | None = None, command: str = ""
+) -> TrainJob:
     """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
-    here = environment.placement()
-    weights, _ = network_of(config, here, as_drawn=True)
+    weights, drawn = network_of(config, here, as_drawn=True)
     problems.check(config, weights)
     if config.chaos.rank is not None:
         check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
@@ -60,7 +61,7 @@ def prepared(config: Config, show: str, swept: Mapping[str, str] | None = None, 
         check_logger(config)
         source_of(config)
         config = dataclasses.replace(config, run_dir=claim_run_dir(config, swept))
-    return TrainJob(config, show, command or typed())
+    return TrainJob(config, weights, drawn, show, command or typed())
 
 
 def typed() -> str:

@@ -30,7 +30,7 @@ from dgt.config import compose as composing
 from dgt.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError, LaunchError
 from dgt.launching import forkserver
 from dgt.launching.run import prepared, run_here, summary_of, tell
-from dgt.processes import output
+from dgt.processes import environment, output
 from dgt.processes.signals import PASSED_ON
 from dgt.runs.folders import has, holds_checkpoints
 from dgt.runs.lines import cut
@@ -105,7 +105,7 @@ def on_slurm(
     top = Path(claim(configs[0].run_dir, "sweep")).resolve()
     folders = [_folder(top, number, differs) for number, differs in enumerate(swept)]
     checked = [
-        prepared(dataclasses.replace(config, run_dir=str(folder)), "nothing").config
+        prepared(dataclasses.replace(config, run_dir=str(folder)), environment.placement(), "nothing").config
         for folder, config in zip(folders, configs, strict=True)
     ]
     for folder in folders:

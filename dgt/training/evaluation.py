@@ -5,7 +5,6 @@
     consensus            sqrt(1/n sum_i lambda_i |theta_i - average|^2)
     tracking_residual    |sum_i pi_i (y_i - G_i g_i)|: zero but for rounding, unless a message was lost or stale
 
-`average_norm` and `tracking_scale`, the size of what the residual adds up, tell what is rounding (`health.py`).
 `average` is the strategy's own: sum_i pi_i theta_i with pi = 1/n (I) or lambda/n (II).
 Small models are gathered on rank 0, where the sums are taken: one hop, and nobody waits. Large ones are summed
 across the ranks piece by piece, so that no rank ever holds the parameters of another.
@@ -15,7 +14,9 @@ What single nodes measured comes along: their losses, |theta_i - average| and th
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,12 +31,32 @@ GATHER_BYTES = 1 << 20  # per rank
 PIECE = 1 << 21  # numbers summed at a time
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the network has achieved, as rank 0 knows it; arrays have one value per seed, [copies]."""
+
+    metrics: Metrics
+    """To be recorded, by name."""
+    nodes: NodeMetrics
+    """Of every node, [nodes] each."""
+    average_norm: np.ndarray
+    """|average|, against which `health.py` judges how far nodes are apart."""
+    tracking_scale: np.ndarray | None = None
+    """Size of what the tracking residual adds up, against which `health.py` judges rounding; None without trackers."""
+
+    def with_times(self, seconds: float, evaluation_share: float) -> Evaluation:
+        """The same with what it took, in the metrics."""
+        times = {"seconds": seconds, "evaluation_share": evaluation_share}
+        shape = self.average_norm.shape
+        return dataclasses.replace(self, metrics=self.metrics | {k: np.full(shape, v) for k, v in times.items()})
+
+
 def evaluate(
     problem: Problem,
     optimizer: DecentralizedOptimizer,
     extra: Mapping[str, float] | None = None,
     gather_bytes: int = GATHER_BYTES,
-) -> tuple[Metrics, NodeMetrics] | None:
+) -> Evaluation | None:
     """Collective: every rank calls it at the same iteration; rank 0 gets the network's and the nodes' metrics.
 
     `extra` are further quantities of this node whose lambda-weighted mean is wanted.
@@ -63,12 +84,12 @@ def evaluate(
     metrics = problem.summarise(means, average.numpy())
     metrics |= {name: np.full(copies, value) for name, value in of_average.items()}
     metrics["consensus"] = squares[0].sqrt().numpy()
-    metrics["average_norm"] = average.norm(dim=-1).numpy()
     if error is not None:
         metrics["tracking_residual"] = squares[1].sqrt().numpy()
-        metrics["tracking_scale"] = pieces[-1][1:]
     metrics["bytes_sent"] = np.full(copies, pieces[-1][0])
-    return metrics, dict(zip([*plain, "waited", "from_average"], of_nodes.T.numpy(), strict=True))
+    nodes = dict(zip([*plain, "waited", "from_average"], of_nodes.T.numpy(), strict=True))
+    norm = average.norm(dim=-1).numpy()
+    return Evaluation(metrics, nodes, norm, None if error is None else pieces[-1][1:])
 
 
 def _tracking_scale(optimizer: DecentralizedOptimizer, error: torch.Tensor, copies: int) -> list[float]:

@@ -57,9 +57,9 @@ def test_five_thousand_nodes_reach_the_optimum_of_the_weighted_problem() -> None
         ]
     )
     node_weights, graph = network_of(config, Placement("alone"))
-    (_, start, _), _, (_, last, _) = evaluations(config, node_weights, graph, [0])
-    assert last["distance"][0] < 1e-3 * start["distance"][0]
-    assert last["tracking_residual"][0] < 1e-12
+    (_, start), _, (_, last) = evaluations(config, node_weights, graph, [0])
+    assert last.metrics["distance"][0] < 1e-3 * start.metrics["distance"][0]
+    assert last.metrics["tracking_residual"][0] < 1e-12
 
 
 @pytest.mark.parametrize("nodes", [range(0, 1), range(1500, 1501), range(1000, 2100)])

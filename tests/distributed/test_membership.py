@@ -22,8 +22,7 @@ from dgt.network.weights import normalise
 from dgt.problems.least_squares import LeastSquares
 from dgt.processes import rendezvous as meeting
 from dgt.processes.node import Node
-from dgt.training.session import Session
-from tests.distributed.runs import commits, configured, metrics, train
+from tests.distributed.runs import commits, configured, metrics, session_of, train
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -42,9 +41,8 @@ class Loses:
 
     def run(self, node: Node) -> None:
         config = configured(Path(self.folder), *PLAIN, *self.overrides)
-        session = Session(
-            config, node, normalise(WEIGHTS), graphs.from_config(config.topology, normalise(WEIGHTS)), [0]
-        )
+        weights = normalise(WEIGHTS)
+        session = session_of(config, node, weights, graphs.from_config(config.topology, weights))
         seen, members = [], []
         iteration = 0
         while iteration < STEPS:

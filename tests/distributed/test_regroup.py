@@ -34,9 +34,8 @@ from dgt.processes.node import Node
 from dgt.training.chaos import MARKER
 from dgt.training.checkpoints import saving
 from dgt.training.jobs import TrainJob
-from dgt.training.session import Session
 from tests.distributed.ranks import DGT, TORCHRUN, command, run_ranks
-from tests.distributed.runs import commits, configured, last_state, metrics, same, told, train
+from tests.distributed.runs import commits, configured, job_of, last_state, metrics, same, session_of, told, train
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -125,7 +124,7 @@ def test_without_a_launcher_that_tells(phase: str, rank: int, left: list[int], t
     config = configured(tmp_path / "r", *SLOW, *fault)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    start_ranks(Untold(TrainJob(config, "nothing"), port), 4, JoinOptions.from_config(config))
+    start_ranks(Untold(job_of(config), port), 4, JoinOptions.from_config(config))
     assert seen_off(tmp_path / "r", stops=False) == left
 
 
@@ -139,7 +138,7 @@ class DiesRegrouping:
     def run(self, node: Node) -> None:
         config = configured(Path(self.folder), *PLAIN)
         weights = normalise(WEIGHTS)
-        session = Session(config, node, weights, graphs.from_config(config.topology, weights), [0])
+        session = session_of(config, node, weights, graphs.from_config(config.topology, weights))
         if node.name == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if node.name == 2:
@@ -231,7 +230,7 @@ class Returns:
     def run(self, node: Node) -> None:
         config = configured(Path(self.folder), *PLAIN, *self.overrides)
         weights = normalise(WEIGHTS)
-        session = Session(config, node, weights, graphs.from_config(config.topology, weights), [0])
+        session = session_of(config, node, weights, graphs.from_config(config.topology, weights))
         first, _ = saving.resume(session, lambda words: None)
         seen = {first: session.problem.model["theta"].tolist()}
         for iteration in range(first, STEPS):
@@ -294,7 +293,7 @@ def test_another_number_of_ranks_is_refused_with_the_numbers_that_work(bereft: P
     config = configured(tmp_path / "r", *PLAIN, strategy_of(bereft), f"resume={bereft}")
     words = "world size 2: this network has 4 nodes; start 4 ranks, one per node, or 3 to go on with the nodes of the"
     with pytest.raises(LaunchError, match=words) as caught:
-        start_ranks(TrainJob(config, "nothing"), 2, JoinOptions.from_config(config))
+        start_ranks(job_of(config), 2, JoinOptions.from_config(config))
     assert caught.value.code == 2
 
 

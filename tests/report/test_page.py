@@ -21,9 +21,8 @@ from dgt.report.payload import DRAWN, payload
 from dgt.runs.reader import Run, read
 from dgt.runs.record import MOST_NODES
 from dgt.training.evaluation import evaluate
-from dgt.training.session import Session
 from dgt.training.setup import network_of
-from tests.distributed.runs import configured, train
+from tests.distributed.runs import configured, session_of, train
 from tests.report import crafted as made_up
 from tests.runs.test_reader import crafted
 
@@ -128,11 +127,11 @@ class BothWays:
 
     def run(self, node: Node) -> list[dict[str, list[float]]] | None:
         weights, graph = network_of(self.config, node.placement)
-        session = Session(self.config, node, weights, graph, [0])
+        session = session_of(self.config, node, weights, graph)
         for iteration in range(5):
             session.step(iteration)
         found = [evaluate(session.problem, session.optimizer, None, most) for most in (1 << 20, 0)]
-        return [{name: values.tolist() for name, values in both[1].items()} for both in found if both is not None]
+        return [{name: values.tolist() for name, values in both.nodes.items()} for both in found if both is not None]
 
 
 def test_large_models_tell_the_same_of_every_node(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from dgt.processes.node import Node
 from dgt.processes.placement import Placement
 from dgt.runs.logger import Progress
 from dgt.runs.measures import Metrics, NodeMetrics
+from dgt.training.guard import Guard
 from dgt.training.recording import versions
-from dgt.training.setup import network_of, shared_network
+from dgt.training.setup import network_of
 from dgt.training.trainer import train
 
 RUN = ("weights", "topology", "strategy", "seed", "iteration")
@@ -57,8 +58,8 @@ class CompareJob:
             progress = Progress(config.iterations, label, speaks=node.is_main, lines=1)
             recorder = Recorder(config, seeds, progress, boards)
             config = dataclasses.replace(config, seed=seeds[0])
-            weights, graph = shared_network(config, node)
-            train(config, node, weights, graph, recorder.record, seeds)
+            weights, drawn = network_of(config, node.placement, as_drawn=True)
+            train(config, node, weights, drawn, Guard(recorder.record), seeds)
             recorder.close()
             if node.is_main:
                 append_rows(self.csv_path, recorder.rows)

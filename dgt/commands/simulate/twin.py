@@ -28,7 +28,8 @@ from dgt.processes.placement import Placement
 from dgt.runs.holding import held
 from dgt.runs.lock import RunLock
 from dgt.runs.logger import RunLogger, check_logger, claim_run_dir, refuse_results
-from dgt.runs.measures import Metrics, NodeMetrics
+from dgt.runs.measures import Metrics
+from dgt.training.evaluation import Evaluation
 from dgt.training.health import Health
 from dgt.training.recording import versions
 from dgt.training.session import Clock
@@ -90,8 +91,8 @@ def evaluated_at(iteration: int, config: Config) -> bool:
 
 def evaluations(
     config: Config, weights: Weights, graph: nx.Graph, seeds: Sequence[int], clock: Clock | None = None
-) -> Iterator[tuple[int, Metrics, NodeMetrics]]:
-    """(iteration, metrics [seeds], those of every node) wherever a real run is evaluated."""
+) -> Iterator[tuple[int, Evaluation]]:
+    """(iteration, what rank 0 would know) wherever a real run is evaluated."""
     assert isinstance(config.problem, LeastSquaresConfig)
     clock = clock or Clock()
     problem = LeastSquares(config.problem, seeds, range(weights.size))
@@ -110,10 +111,10 @@ def evaluations(
             found = reference.network_metrics(state, problem, weights, plan)
             means, average, nodes = found.pop("means"), found.pop("average"), found.pop("nodes")
             metrics: Metrics = {**summarise(means, average, optimum), **found}
-            metrics["average_norm"] = np.linalg.norm(average, axis=-1)
             metrics["bytes_sent"] = np.full(len(seeds), sent.after(state.iteration))
             clock.resume()
-            yield state.iteration, metrics, {name: values[:, 0] for name, values in nodes.items()}
+            each = {name: values[:, 0] for name, values in nodes.items()}
+            yield state.iteration, Evaluation(metrics, each, np.linalg.norm(average, axis=-1))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,10 +171,10 @@ def _written(
     logger.network(0, weights, mixing_matrix(graph, mixing_weights, config.laziness))
     clock = Clock()
     try:
-        for iteration, metrics, nodes in evaluations(config, weights, graph, [config.seed], clock):
-            health.look(iteration, metrics)
-            times = {"seconds": clock.training, "evaluation_share": clock.evaluation_share}
-            logger.record(iteration, metrics | {name: np.array([value]) for name, value in times.items()}, nodes)
+        for iteration, measured in evaluations(config, weights, graph, [config.seed], clock):
+            health.check(iteration, measured)
+            timed = measured.with_times(clock.training, clock.evaluation_share)
+            logger.record(iteration, timed.metrics, timed.nodes)
     except BaseException:
         logger.close()
         raise

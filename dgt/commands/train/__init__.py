@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> None:
         if options.multirun:
             raise ConfigError(f"-m: sweeps start their own ranks; run them outside {here.launcher}")
         be_rank(
-            lambda: prepared(composing.compose(overrides), show),
+            lambda: prepared(composing.compose(overrides), here, show),
             lambda job: JoinOptions.from_config(job.config),
         )
         return
