@@ -32,7 +32,7 @@ class StderrHandler(logging.Handler):
     is_main = True
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """All ranks log the same notices, which rank 0 prints; the others print errors and records marked EVERY_RANK."""
+        """All ranks log the same notices, which rank 0 prints; others print errors and records marked EVERY_RANK."""
         return self.is_main or record.levelno >= logging.ERROR or getattr(record, "every_rank", False)
 
     def emit(self, record: logging.LogRecord) -> None:
