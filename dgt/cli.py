@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import dgt
 from dgt import commands
-from dgt.commands.base import Command, tell
+from dgt.commands.base import Command
 from dgt.errors import EXIT_BAD_INPUT, ConfigError, DataError, LaunchError
 from dgt.launching import forkserver
-from dgt.processes import environment, signals
+from dgt.processes import environment, output, signals
+
+log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; errors are one line on standard error and exit code 2 (bad input) or 1."""
+    output.log_to_stderr(is_main=not environment.is_other_rank())
     try:
-        options, rest = parser().parse_known_args(arguments)
-        unknown = next((word for word in rest if word.startswith("-")), None)
+        options, more = parser().parse_known_args(arguments)
+        unknown = next((word for word in more if word.startswith("-")), None)
         if unknown is not None:
             raise ConfigError(f"{unknown}: no such option; see dgt --help")
-        options.overrides += rest  # argparse stops collecting at an option between them
+        options.overrides += more  # argparse stops collecting at an option between them
         if getattr(options, "config_dir", None):
             from dgt.config.compose import search_override
 
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         _refuse(error)
     except LaunchError as error:
-        _leave(str(error) if error.code > 2 else f"error: {error}", error.code)
+        _leave(str(error), error.code)
     except KeyboardInterrupt:
         _leave("interrupted", 128 + signal.SIGINT)
 
@@ -89,12 +92,14 @@ def _refuse(error: ConfigError) -> NoReturn:
 
         launch.be_rank(again, lambda _: launch.JoinOptions())
     forkserver.stop()
-    print(f"dgt: error: {error}", file=sys.stderr, flush=True)
+    log.error("%s", error)
     raise SystemExit(EXIT_BAD_INPUT)
 
 
 def _leave(words: str, code: int) -> NoReturn:
-    signals.leave_undisturbed()
+    """Exit with this code. Under a launcher all ranks come here with the same message, and rank 0 prints it."""
+    signals.ignore_signals()
     forkserver.stop()
-    tell(words)  # under a launcher every rank comes here with the same words
+    if not environment.is_other_rank():  # above 2 are codes of signals and stops, which are no errors
+        log.log(logging.INFO if code > EXIT_BAD_INPUT else logging.ERROR, "%s", words)
     raise SystemExit(code)

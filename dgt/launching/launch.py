@@ -32,7 +32,7 @@ from dgt.config import Config, LeastSquaresConfig
 from dgt.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError, LaunchError, PeerError, SharedError
 from dgt.launching import forkserver, torchrun
 from dgt.launching.ranks import Ranks, introduce
-from dgt.processes import environment, failures, join, limits, probing, signals
+from dgt.processes import environment, failures, join, limits, output, probing, signals
 from dgt.processes.agreement import agree, share_trouble
 from dgt.processes.failures import Failure
 from dgt.processes.node import Node
@@ -40,6 +40,7 @@ from dgt.processes.process import Process, die_with_parent
 from dgt.processes.signals import ENDING, PASSED_ON
 from dgt.training.ending import HEARD, Stopped
 
+log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0  # how often the launcher looks after ranks that are left
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
@@ -164,17 +165,17 @@ def _start_tolerating_losses(ranks: Ranks, nodes: int, meeting: str, arguments: 
 def _end_stopped(ranks: Ranks, stopped: list[int]) -> None:
     """Ranks that a signal has stopped while the others went on without them, to their end."""
     who = ", ".join(map(str, stopped))
-    print(f"dgt: the others have ended, and rank {who} is stopped (SIGSTOP): killed", file=sys.stderr, flush=True)
+    log.warning("the others have ended, and rank %s is stopped (SIGSTOP): killed", who)
     ranks.send(signal.SIGKILL)
 
 
 def _say_lost(meeting: str, rank: int, code: int) -> None:
     """Why a rank is gone, unless it only followed others."""
     if code < 0:
-        print(f"dgt: rank {rank} was killed ({signal.Signals(-code).name})", file=sys.stderr, flush=True)
+        log.warning("rank %d was killed (%s)", rank, signal.Signals(-code).name)
     for note in failures.notes(Path(meeting)):
         if note.rank == rank and note.kind in ("TrainingError", "WireError"):
-            print(f"dgt: rank {rank} left: {note.reason}", file=sys.stderr, flush=True)
+            log.warning("rank %d left: %s", rank, note.reason)
 
 
 def _loss_tolerant_rank(
@@ -212,18 +213,31 @@ def _signals_kept() -> Iterator[None]:
     handlers = {
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, *PASSED_ON)
     }
-    logging.disable(logging.CRITICAL)
     forkserver.start()
     try:
-        yield
+        with _torch_loggers_disabled():
+            yield
     except LaunchError:
-        signals.outcome_is_known()
+        signals.keep_exit_code()
         raise
     finally:
         signals.training_began()
-        logging.disable(logging.NOTSET)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _torch_loggers_disabled() -> Iterator[None]:
+    """No log records of torch.distributed, whose elastic launcher logs every start and failure; all others stay."""
+    loggers = [found for name, found in logging.root.manager.loggerDict.items() if name.startswith("torch.distributed")]
+    changed = [found for found in loggers if isinstance(found, logging.Logger) and not found.disabled]
+    for logger in changed:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger in changed:
+            logger.disabled = False
 
 
 def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher: Process) -> Any:
@@ -233,6 +247,7 @@ def _forked_rank(job: Job | Script, options: JoinOptions, meeting: str, launcher
     # torch has the kernel send SIGINT when the forkserver ends: that would be taken for Ctrl-C
     die_with_parent()
     _die_with_launcher(launcher)
+    output.log_to_stderr(is_main=not environment.is_other_rank())
     introduce(Path(meeting), environment.placement().rank)
     environment.set_meeting_file(Path(meeting) / "store")
     # as in any other process, not as this one was started: that would run a user's script again in every worker
@@ -256,11 +271,11 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
         if told and (path := environment.agent_error_file()) is not None:
             note.tell_torchrun(path)
         if note.traceback:
-            print(note.traceback, file=sys.stderr, flush=True)
+            log.error("%s", note.traceback, extra=output.VERBATIM)
         elif told:
             if isinstance(error, PeerError):
                 torchrun.watch_agent()
-            print(f"dgt: {'' if isinstance(error, Stopped) else 'error: '}{note.reason}", file=sys.stderr, flush=True)
+            log.log(logging.INFO if isinstance(error, Stopped) else logging.ERROR, "%s", note.reason)
         elif not isinstance(error, Stopped):
             # a launcher ends everyone at the first exit: let rank 0 speak first, then leave with our own code
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -343,7 +358,7 @@ def _first_failure(meeting: str, codes: dict[int, int]) -> LaunchError:
         rank, code = next(iter(codes.items()))
         return LaunchError(f"rank {rank} ended without a word (exit code {code})")
     if first.traceback:
-        print(first.traceback, file=sys.stderr)
+        log.error("%s", first.traceback, extra=output.VERBATIM)
     return LaunchError(first.line, first.code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import shlex
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from dgt.runs.logger import check_logger, claim_run_dir
 from dgt.training.checkpoints.finding import source_of
 from dgt.training.jobs import TrainJob
 from dgt.training.setup import network_of
+
+log = logging.getLogger(__name__)
 
 
 def run_here(config: Config, swept: Mapping[str, str], command: str, show: str) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def prepared(
             "when a run is resumed), or use dgt train alone, or srun"
         )
     if here.local_rank == 0:  # once per host; the others would only wait, or fail, one after the other
-        problems.fetch(config, environment.cache_dir(), tell)
+        problems.fetch(config, environment.cache_dir(), log.info)
     if here.rank == 0:
         check_logger(config)
         source_of(config)
@@ -67,9 +70,3 @@ def prepared(
 def typed() -> str:
     """The command as the user gave it."""
     return shlex.join(["dgt", *sys.argv[1:]])
-
-
-def tell(words: str) -> None:
-    """A line on standard error, once however many ranks say it."""
-    if not environment.is_other_rank():
-        print(f"dgt: {words}", file=sys.stderr, flush=True)

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from dgt.config import Config
 from dgt.config import compose as composing
 from dgt.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError, LaunchError
 from dgt.launching import forkserver
-from dgt.launching.run import prepared, run_here, summary_of, tell
+from dgt.launching.run import prepared, run_here, summary_of
 from dgt.processes import environment, output
 from dgt.processes.signals import PASSED_ON
 from dgt.runs.folders import has, holds_checkpoints
@@ -37,6 +36,7 @@ from dgt.runs.lines import cut
 from dgt.runs.logger import METRICS, SUPERSEDED, Progress, claim
 from dgt.runs.naming import file_name
 
+log = logging.getLogger(__name__)
 FIXED = ("_target_", "submitit_folder", "stderr_to_stdout", "tasks_per_node", "nodes")
 FAILED = "failed.txt"  # why, in a run's directory
 OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
@@ -131,7 +131,8 @@ class Task:
     cwd: str
 
     def __call__(self, drawn: Any) -> None:
-        output.spare_the_run()
+        output.ignore_write_errors()
+        output.log_to_stderr(is_main=True)
         config = self.configs[drawn.run]
         run_dir = Path(str(config.run_dir))
         try:
@@ -143,7 +144,7 @@ class Task:
             if not expected:
                 traceback.print_exc()
             words = " ".join((str(error) if expected else f"{type(error).__name__}: {error}").split())
-            print(f"dgt: error: {words}", file=sys.stderr, flush=True)
+            log.error("%s", words)
             (run_dir / FAILED).write_text(words + "\n", encoding="utf-8")
             # Hydra would keep an exception to itself, and Slurm count the job as completed
             raise SystemExit(error.code if isinstance(error, LaunchError) else EXIT_FAILED) from None
@@ -170,7 +171,7 @@ def _queue_again(stop: LaunchError) -> NoReturn:
 
     if (_states() or {}).get(JobEnvironment().job_id) in (*OVER, "COMPLETING"):
         raise stop  # Slurm ends it for good (scancel, out of time), or queues it again itself
-    print(f"dgt: {stop}; queueing again", file=sys.stderr, flush=True)
+    log.info("%s; queueing again", stop)
     try:
         signal.raise_signal(signal.Signals[f"SIG{JobEnvironment.USR_SIG}"])
     except Exception as error:
@@ -245,7 +246,7 @@ class Waiting:
 
     def until_all_are_over(self) -> tuple[list[tuple[int, Any]], int]:
         array = self.jobs[0].partition("_")[0]
-        tell(f"job {array}: {len(self.jobs)} run(s) in {self.top}")
+        log.info("job %s: %d run(s) in %s", array, len(self.jobs), self.top)
         progress = Progress(len(self.jobs), f"job {array}", lines=len(self.jobs), unit="run")
         waiting, done, pause = set(range(len(self.jobs))), set(), 1.0
         try:
@@ -284,8 +285,8 @@ class Waiting:
             why = "it left no summary here; the sweep's directory must be on a file system that all hosts share"
         else:
             why = f"ended from outside ({state})"
-        log = self.top / ".submitit" / f"{job}_0_log.out"
-        tell(f"error: run {number} ({self.names[number]}) failed as job {job}: {why}; log {log}")
+        file = self.top / ".submitit" / f"{job}_0_log.out"
+        log.error("run %d (%s) failed as job %s: %s; log %s", number, self.names[number], job, why, file)
         return True
 
 

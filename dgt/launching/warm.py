@@ -42,4 +42,4 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 for ending in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(ending, _ends_ranks_only)
 sys.excepthook = _tell
-output.spare_the_run()  # ranks inherit it: no print of theirs may end a run
+output.ignore_write_errors()  # ranks inherit it: no print of theirs may end a run

@@ -6,17 +6,22 @@ python -m dgt.launching.watchdog PIDFD SECONDS PID        # PIDFD is an inherite
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import signal
 import sys
 from pathlib import Path
+
+from dgt.processes import output
+
+log = logging.getLogger("dgt")
 
 
 def main(torchrun: int, seconds: float, pid: str) -> None:
     """Every so many seconds look for ranks, old or started again; where there are none, kill torchrun."""
     while not select.select([torchrun], [], [], seconds)[0]:
         if not _has_children(pid):
-            print("dgt: torchrun on this host cannot reach the others: ended", file=sys.stderr, flush=True)
+            log.warning("torchrun on this host cannot reach the others: ended")
             signal.pidfd_send_signal(torchrun, signal.SIGKILL)
             return
 
@@ -32,4 +37,5 @@ def _has_children(pid: str) -> bool:
 
 
 if __name__ == "__main__":
+    output.log_to_stderr(is_main=True)
     main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

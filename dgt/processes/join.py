@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import sys
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib.metadata import version
@@ -31,6 +31,8 @@ from dgt.processes.process import die_with_torchrun
 if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it is while torch is still on its way
     import torch
     import torch.distributed as dist
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -64,7 +66,7 @@ def settle(node: Node, backend: str, device: str) -> None:
     node.backend = choose_backend(backend, gpu_of_rank)
     words = explain_backend(backend, gpu_of_rank)
     if words and node.is_main:
-        print(f"dgt: {words}", file=sys.stderr, flush=True)
+        log.warning("%s", words)
     if node.device.type == "cuda":
         torch.cuda.set_device(node.device)
     if node.backend == "nccl":

@@ -237,7 +237,8 @@ def test_a_rank_that_does_not_listen_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_words_after_training_do_not_say_that_there_was_nothing_to_save() -> None:
     program = (
-        "import signal, time\nfrom dgt.processes import signals\nsignals.say_when_ended(True, lambda: None)\n"
+        "import signal, time\nfrom dgt.processes import output, signals\noutput.log_to_stderr(True)\n"
+        "signals.exit_on_signals(lambda: None)\n"
         "signals.training_began()\nsignal.raise_signal(signal.SIGTERM)\ntime.sleep(20)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)

@@ -13,6 +13,7 @@ from dgt.cli import main
 from dgt.config import compose
 from dgt.errors import ConfigError
 from dgt.launching import sweeps
+from dgt.processes import output
 
 SLURM = "hydra/launcher=slurm"
 
@@ -20,6 +21,7 @@ SLURM = "hydra/launcher=slurm"
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Shell scripts in place of Slurm's commands; nothing else is on the PATH."""
+    output.log_to_stderr(is_main=True)
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

@@ -10,7 +10,7 @@ import contextlib
 import csv
 import dataclasses
 import json
-import sys
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ from dgt.training.guard import Guard
 from dgt.training.recording import versions
 from dgt.training.setup import network_of
 from dgt.training.trainer import train
+
+log = logging.getLogger(__name__)
 
 RUN = ("weights", "topology", "strategy", "seed", "iteration")
 # whatever else is measured, such as a problem's own metrics, gets a column when it first comes up
@@ -134,7 +136,7 @@ class Boards:
             yield
         except OSError as error:
             self.writers = []
-            print(f"dgt: tensorboard: {error.strerror or error}; going on without it", file=sys.stderr, flush=True)
+            log.warning("tensorboard: %s; going on without it", error.strerror or error)
 
 
 def cell_name(config: Config) -> str:

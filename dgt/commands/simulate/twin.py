@@ -7,8 +7,8 @@ g - W y in place of W y, so that sums differ in their last bits.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from dgt.training.health import Health
 from dgt.training.recording import versions
 from dgt.training.session import Clock
 from dgt.training.setup import DEFAULT_NODES, network_of
+
+log = logging.getLogger(__name__)
 
 MOST_EDGES = 5_000_000  # a few GB
 MANY_NODES = 20_000  # drawing their graph takes seconds
@@ -151,10 +153,10 @@ def simulate(
     check(config)
     check_logger(config)
     if nodes_of(config) >= MANY_NODES:
-        _say(f"drawing {config.topology.name} on {nodes_of(config)} nodes")
+        log.info("drawing %s on %d nodes", config.topology.name, nodes_of(config))
     weights, graph = network_of(config, Placement("alone"))
     run_dir = claim_run_dir(config, swept)
-    with held(Path(run_dir), _say) as lock:
+    with held(Path(run_dir), log.info) as lock:
         refuse_results(Path(run_dir))  # another run may have had it since
         return _written(dataclasses.replace(config, run_dir=run_dir), weights, graph, lock, show, command)
 
@@ -179,7 +181,3 @@ def _written(
         logger.close()
         raise
     return logger.finish(show)
-
-
-def _say(words: str) -> None:
-    print(f"dgt: {words}", file=sys.stderr, flush=True)
