@@ -159,8 +159,8 @@ class RunGuard(Guard):
                 session.node.raise_alarm(str(alarm))
                 raise
             except PeerError as error:
-                if self._ending.came_before(error):
-                    return self._ending.follow()
+                if self._ending.was_decided_before(error):
+                    return self._ending.outcome()
                 if self._config.on_peer_loss == "stop":
                     raise
             # outside of `except` nothing refers to the error, whose frames would keep the old connections open
@@ -174,17 +174,17 @@ class RunGuard(Guard):
             self._saver = Saver.of_session(session, log.info, self._chaos.phase, self._logger.check, self._saver)
         self._logger.network(self._first, session.weights, mixing_matrix_of(session.network), node.members)
         ending.stopped_at = loop(session, self, self._first)
-        ending.begun = True
+        ending.has_begun = True
         self._chaos.phase("drain")
         session.optimizer.drain()
         self._chaos.phase("barrier")
         node.barrier()  # a rank that is lost before it is lost for all others too; after it none of them trains on
-        return ending.reach(self._saver)
+        return ending.conclude(self._saver)
 
     def _regroup(self, session: Session) -> None:
         """Go on with the ranks that are left, from one iteration that they agree on."""
         words = session.regroup()
-        self._first, self._evaluated, self._ending.begun = session.optimizer.iteration, False, False
+        self._first, self._evaluated, self._ending.has_begun = session.optimizer.iteration, False, False
         self._logger.go_on(self._first, words, session.node.members, speaks=session.node.is_main)
 
     def evaluates(self, iteration: int) -> bool:
