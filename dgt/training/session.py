@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -20,12 +19,11 @@ from dgt.network.members import among, row_among
 from dgt.network.mixing import MixingRow
 from dgt.network.weights import Weights
 from dgt.problems import Problem
-from dgt.processes.agreement import agree, together
+from dgt.processes.agreement import SLOTS, agree, together
 from dgt.processes.environment import cache_dir
 from dgt.processes.node import Node
 from dgt.training.checkpoints.state import Tree, random_state, restore_random_state, seed_generators
 
-LOCAL_KEYS = ("root",)  # hosts may keep their data in different places
 MEMBERS = "members"  # the fact that names the nodes of a checkpoint, where some are lost
 MAY_DIFFER = ("iterations", "transport", "overlap", "placement")  # on resume: the numbers do not depend on them
 
@@ -37,7 +35,9 @@ class Session:
         self.config, self.node, self.seeds = config, node, seeds
         self.whole = graph, weights  # of all nodes, those that are lost included
         self.returned = ""  # which nodes came back when the run was resumed, in words
-        agree(node, run_facts(config, seeds))
+        facts = list(run_facts(config, seeds).items())
+        for first in range(0, len(facts), SLOTS):
+            agree(node, dict(facts[first : first + SLOTS]))
         settings = (config.strategy.name, config.laziness, config.transport, config.crc)
         if self.is_whole:
             self.graph, self.weights = graph, weights
@@ -224,14 +224,16 @@ def _loss_in_words(before: list[int], members: list[int], iteration: int) -> str
 
 def run_facts(config: Config, seeds: Sequence[int]) -> dict[str, str]:
     """What all ranks must have been started with alike, besides the network itself."""
-    problem = dataclasses.asdict(config.problem)
+    problem, local = config.problem, problems.class_of(config).local_settings
+    values = problem.values if problem.target is None else {"target": problem.target, "arguments": problem.values}
     return {
         "seed": ", ".join(map(str, seeds)),
-        "algorithm": config.algorithm.name,
+        **config.algorithm.facts(),
         "lr": repr(config.lr),
         "iterations": f"{config.iterations}, evaluated every {config.eval_every}",
         "dtype": config.dtype,
         "transport": config.transport,
         "overlap": f"{config.overlap}",
-        **{f"problem.{name}": str(value) for name, value in problem.items() if name not in LOCAL_KEYS},
+        "problem.name": problem.name,
+        **{f"problem.{name}": str(value) for name, value in values.items() if name not in local},
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import networkx as nx
@@ -11,7 +10,7 @@ import torch
 from dgt import problems
 from dgt.config import Config
 from dgt.errors import ConfigError
-from dgt.network import graphs, hosts, weights
+from dgt.network import graphs, hosts, topologies, weights
 from dgt.network.mixing import edge_array
 from dgt.network.weights import Weights
 from dgt.processes.environment import host_number
@@ -31,13 +30,13 @@ def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) 
     """
     launched = placement.size if placement.launcher != "alone" else None
     by_data = config.weights.name == "data_size"
-    shards = len(getattr(config.problem, "sizes", None) or []) if by_data else 0
+    shards = len(config.problem.values.get("sizes") or []) if by_data and config.problem.target is None else 0
     nodes = config.nodes or weights.own_length(config.weights) or shards or launched or DEFAULT_NODES
     node_weights = weights.from_config(config.weights, nodes, problems.data_sizes(config, nodes) if by_data else None)
     may_be_left = config.resume != "none" and not config.warm_start and launched is not None and launched < nodes
     if launched is not None and launched != nodes and not may_be_left:
         raise ConfigError(f"world size {launched}: this network has {nodes} nodes; start {nodes} ranks, one per node")
-    topology = dataclasses.replace(config.topology, optimize=False) if as_drawn else config.topology
+    topology = topologies.as_drawn(config.topology) if as_drawn else config.topology
     return node_weights, graphs.from_config(topology, node_weights)
 
 
@@ -48,7 +47,7 @@ def shared_network(config: Config, node: Node) -> tuple[Weights, nx.Graph]:
     processors to round alike.
     """
     node_weights, graph = network_of(config, node.placement, as_drawn=True)
-    if config.topology.name != "tailored" or not config.topology.optimize:
+    if not topologies.is_slow(config.topology):
         return node_weights, graph
     edges = torch.zeros(graph.number_of_edges(), 2, dtype=torch.int64)
     if node.is_main:
