@@ -7,7 +7,7 @@ the average of a decentralized run begins.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,6 +19,8 @@ from dgt.processes.notices import NEVER
 
 class AllReduce(DecentralizedOptimizer):
     """What a decentralized run is compared with; the only optimizer here that talks to everyone."""
+
+    supports: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -76,3 +78,6 @@ def _digests(dtype: torch.dtype, size: int) -> int:
     """How many digests d there may be so that n + (n + 1) n d^2 is a whole number that the dtype holds exactly."""
     largest = int(2 / torch.finfo(dtype).eps)
     return math.isqrt(max(largest - size, 0) // ((size + 1) * size))
+
+
+ALGORITHM = AllReduce

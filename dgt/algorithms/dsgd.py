@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,6 +12,8 @@ from dgt.exchange.streams import Stream
 
 class DSGD(DecentralizedOptimizer):
     """Half the traffic of gradient tracking; stalls away from the optimum when nodes differ."""
+
+    supports: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -26,3 +28,6 @@ class DSGD(DecentralizedOptimizer):
         self.refuse_non_finite(float(z.sum()))
         self._z.post(self.iteration)
         self._z.mix(self.flat.values)
+
+
+ALGORITHM = DSGD

@@ -167,3 +167,6 @@ class GradientTracking(DecentralizedOptimizer):
         """-pi_i G_i B_i, which sums to sum_i pi_i (y_i - G_i g_i): W leaves sums under pi as they are."""
         self.drain()
         return self._rest * (-self.network.average_weight * self.network.gradient_scale)
+
+
+ALGORITHM = GradientTracking

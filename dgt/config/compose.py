@@ -11,14 +11,16 @@ from typing import Any
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dgt.config import Config
+from dgt.config import Config, registry
 from dgt.config.checks import check_choice, nearest
+from dgt.config.settings import defaults, documented
 from dgt.errors import ConfigError
 
 LAUNCHER = "hydra/launcher"
@@ -32,8 +34,8 @@ def conf_dir() -> Path:
 
 
 def groups(search: Sequence[Path] = ()) -> dict[str, list[str]]:
-    """Every config group and its choices, as the files in `conf/` and in the user's own folders say."""
-    choices: dict[str, set[str]] = {}
+    """Every config group and its choices: files in `conf/` and in the user's own folders, and what the package has."""
+    choices: dict[str, set[str]] = {group: set(registry.names(group)) for group in registry.PLACES}
     for top in (conf_dir(), *search):
         for folder in (path for path in top.iterdir() if path.is_dir()):
             choices.setdefault(folder.name, set()).update(file.stem for file in folder.glob("*.yaml"))
@@ -46,14 +48,32 @@ def settings() -> list[str]:
     nested: dict[tuple[str, str], list[str]] = {}
     for group, choices in groups().items():
         for choice in choices if group != "experiment" else []:
-            text = (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8")
-            lines = text.splitlines()
-            if "@package _global_" in text:  # the group's own keys are indented, the others belong to the top
-                lines = [line.strip() for line in lines if line.startswith("  ")]
-            for line in lines:
+            for line in _lines_of(group, choice):
                 if not line.startswith("name:"):
                     nested.setdefault((group, line), []).append(choice)
     return top + [f"{group}.{line}   [{group}={', '.join(choices)}]" for (group, line), choices in nested.items()]
+
+
+def _lines_of(group: str, choice: str) -> list[str]:
+    """What a choice can be set to, from its file, or where it has none from the settings that it declares."""
+    file = conf_dir() / group / f"{choice}.yaml"
+    if not file.is_file():
+        declared = registry.settings_class(group, registry.find(group, choice))
+        return documented(declared) if declared is not None else []
+    text = file.read_text(encoding="utf-8")
+    if "@package _global_" in text:  # the group's own keys are indented, the others belong to the top
+        return [line.strip() for line in text.splitlines() if line.startswith("  ")]
+    return text.splitlines()
+
+
+def _store_without_files() -> None:
+    """Tell Hydra about choices of the package that have no file in `conf/`: their settings are what they declare."""
+    for group in registry.PLACES:
+        for name in registry.names(group):
+            if not (conf_dir() / group / f"{name}.yaml").is_file():
+                declared = registry.settings_class(group, registry.find(group, name))
+                values = defaults(declared) if declared is not None else {}
+                ConfigStore.instance().store(group=group, name=name, node={"name": name, **values})
 
 
 def experiments() -> list[str]:
@@ -106,7 +126,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """Parse Hydra's override grammar and check group choices; weights=[1,2] and weights=FILE are unfolded."""
     search, overrides = _search_path(overrides)
     choices = groups(search)
-    parsed = _parsed([piece for override in overrides for piece in _unfold(override)])
+    parsed = _parsed([piece for override in _with_custom(overrides) for piece in _unfold(override)])
     for item in parsed:
         for value in _choices_made(item) if item.key_or_group in choices else []:
             options = choices[item.key_or_group]
@@ -193,10 +213,17 @@ def _search_path(overrides: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def _is_argument(item: Override, composed: dict[str, Any]) -> bool:
-    """Whether this is an argument of a problem from outside the package, whose keys are its own."""
+    """Whether this is a setting of a class or function from outside the package, whose keys are its own."""
     section, _, key = item.key_or_group.partition(".")
-    problem = composed.get("problem")
-    return section == "problem" and isinstance(problem, dict) and "_target_" in problem and key not in problem
+    chosen = composed.get(section)
+    return bool(key) and isinstance(chosen, dict) and "_target_" in chosen and key not in chosen
+
+
+def _with_custom(overrides: Sequence[str]) -> list[str]:
+    """topology._target_=my.graph -> topology=custom topology._target_=my.graph, where no topology is chosen."""
+    chosen = {override.partition("=")[0] for override in overrides}
+    needed = [group for group in registry.PLACES if f"{group}._target_" in chosen and group not in chosen]
+    return [*(f"{group}=custom" for group in needed), *overrides]
 
 
 def _unfold(override: str) -> list[str]:
@@ -217,6 +244,7 @@ def _choices_made(item: Override) -> list[str]:
 
 
 def _compose(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:
+    _store_without_files()
     with _plain_words(overrides), initialized():
         composed = hydra_compose("config", overrides=[*_hydra_search_path(search), *overrides])
         missing = sorted(OmegaConf.missing_keys(composed))

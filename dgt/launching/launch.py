@@ -28,7 +28,8 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Sign
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from dgt.config import Config, LeastSquaresConfig
+from dgt import problems
+from dgt.config import Config
 from dgt.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError, LaunchError, PeerError, SharedError
 from dgt.launching import forkserver, torchrun
 from dgt.launching.ranks import Ranks, introduce
@@ -66,8 +67,7 @@ class JoinOptions:
 
     @classmethod
     def from_config(cls, config: Config) -> JoinOptions:
-        # ten numbers are not worth a GPU: least squares goes there only when asked
-        small = isinstance(config.problem, LeastSquaresConfig)
+        small = problems.class_of(config).is_small  # goes to a GPU only when asked
         device = "cpu" if config.device == "auto" and small else config.device
         return cls(config.backend, device, config.timeout, config.on_peer_loss == "continue")
 

@@ -49,6 +49,7 @@ def prepared(
     config: Config, here: Placement, show: str, swept: Mapping[str, str] | None = None, command: str = ""
 ) -> TrainJob:
     """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
+    config.check_targets()
     weights, drawn = network_of(config, here, as_drawn=True)
     problems.check(config, weights)
     if config.chaos.rank is not None:

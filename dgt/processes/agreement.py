@@ -24,7 +24,15 @@ MESSAGE = 512
 
 def agree(node: Node, facts: Mapping[str, str]) -> None:
     """Raise the same error on every rank unless all ranks bring the same facts, in the same order."""
-    assert len(facts) <= SLOTS, "the table has a fixed size"
+    listed = list(facts.items())
+    # ranks that bring more facts than others would make one exchange more: how many there are is compared first
+    _agree(node, dict([*listed[: SLOTS - 1], ("the number of settings", str(len(listed)))]))
+    for first in range(SLOTS - 1, len(listed), SLOTS):
+        _agree(node, dict(listed[first : first + SLOTS]))
+
+
+def _agree(node: Node, facts: Mapping[str, str]) -> None:
+    """On as many facts as the table of fixed size has room for."""
     table = torch.zeros(SLOTS, NAME + TEXT + DIGEST, dtype=torch.uint8)
     for slot, (name, text) in enumerate(facts.items()):
         digest = hashlib.sha256(text.encode()).digest()[:DIGEST]

@@ -20,7 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
-from dgt.config import TopologyConfig, WeightsConfig, files, plain_yaml
+from dgt.config import WeightsConfig, files, plain_yaml
+from dgt.config.choices import all_topology_settings
 from dgt.errors import ConfigError, printable
 from dgt.processes.failures import FOLDER, MOST_NOTES, Failure, first, read_note
 
@@ -41,7 +42,7 @@ LONGEST_WORD = 120
 SILENCE = 120.0  # seconds without a new line after which a run may have been ended from outside
 
 # those to which later versions added keys
-SECTIONS: dict[str, WeightsConfig | TopologyConfig] = {"weights": WeightsConfig(), "topology": TopologyConfig()}
+SECTIONS: dict[str, Record] = {"weights": asdict(WeightsConfig()), "topology": all_topology_settings()}
 
 FINISHED, FAILED, STOPPED, GOING_ON, SILENT = "finished", "failed", "stopped", "going on", "silent"
 
@@ -83,7 +84,7 @@ class Run:
         written = {"name": written} if isinstance(written, str) else written
         if not isinstance(written, dict):
             return None
-        unwritten = {name: value for name, value in asdict(SECTIONS[key]).items() if name != "name"}
+        unwritten = {name: value for name, value in SECTIONS[key].items() if name != "name"}
         if written.get("name") == "tailored":
             unwritten["optimize"] = False
         return {name: value for name, value in (unwritten | written).items() if value is not None}

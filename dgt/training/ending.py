@@ -80,7 +80,7 @@ class Ending:
             try:
                 answer = saver.conclude(question, self._iteration, self._write_down)
             except StoreError:
-                # rank 0 is gone, and the store with it; it commits before it exits, so all ranks find COMMIT, or none does
+                # rank 0 and its store are gone; it commits before it exits, so all ranks find COMMIT, or none does
                 if not saver.writer.outcome(self._iteration):
                     raise
                 answer = SAVED if question.own != question.members[1] else self._write_down(SAVED)

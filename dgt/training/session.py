@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 import networkx as nx
 import torch
 
-from dgt import algorithms
+from dgt import algorithms, problems
 from dgt.algorithms import DecentralizedOptimizer
 from dgt.config import Config
 from dgt.errors import PeerError, TrainingError
@@ -25,7 +24,6 @@ from dgt.training.checkpoints.state import Tree, random_state, restore_random_st
 from dgt.training.evaluation import Evaluation, evaluate
 from dgt.training.setup import row_of_members
 
-LOCAL_KEYS = ("root",)  # hosts may keep their data in different places
 MEMBERS = "members"  # the fact that names the nodes of a checkpoint, where some are lost
 MAY_DIFFER = ("iterations", "transport", "overlap", "placement")  # on resume: the numbers do not depend on them
 
@@ -224,14 +222,16 @@ def _loss_in_words(before: list[int], members: list[int], iteration: int) -> str
 
 def run_facts(config: Config, seeds: Sequence[int]) -> dict[str, str]:
     """What all ranks must have been started with alike, besides the network itself."""
-    problem = dataclasses.asdict(config.problem)
+    problem, local = config.problem, problems.class_of(config).local_settings
+    values = problem.values if problem.target is None else {"target": problem.target, "arguments": problem.values}
     return {
         "seed": ", ".join(map(str, seeds)),
-        "algorithm": config.algorithm.name,
+        **config.algorithm.facts(),
         "lr": repr(config.lr),
         "iterations": f"{config.iterations}, evaluated every {config.eval_every}",
         "dtype": config.dtype,
         "transport": config.transport,
         "overlap": f"{config.overlap}",
-        **{f"problem.{name}": str(value) for name, value in problem.items() if name not in LOCAL_KEYS},
+        "problem.name": problem.name,
+        **{f"problem.{name}": str(value) for name, value in values.items() if name not in local},
     }

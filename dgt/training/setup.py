@@ -3,7 +3,6 @@ problem and its place among the ranks."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -14,7 +13,7 @@ from dgt import problems
 from dgt.config import Config
 from dgt.errors import ConfigError
 from dgt.exchange.network import Network
-from dgt.network import graphs, hosts, mixing, weights
+from dgt.network import graphs, hosts, mixing, topologies, weights
 from dgt.network.members import among, row_among
 from dgt.network.mixing import MixingRow, edge_array
 from dgt.network.weights import Weights
@@ -39,13 +38,13 @@ def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) 
     """
     launched = placement.size if placement.launcher != "alone" else None
     by_data = config.weights.name == "data_size"
-    shards = len(getattr(config.problem, "sizes", None) or []) if by_data else 0
+    shards = len(config.problem.values.get("sizes") or []) if by_data and config.problem.target is None else 0
     nodes = config.nodes or weights.own_length(config.weights) or shards or launched or DEFAULT_NODES
     node_weights = weights.from_config(config.weights, nodes, problems.data_sizes(config, nodes) if by_data else None)
     may_be_left = config.resume != "none" and not config.warm_start and launched is not None and launched < nodes
     if launched is not None and launched != nodes and not may_be_left:
         raise ConfigError(f"world size {launched}: this network has {nodes} nodes; start {nodes} ranks, one per node")
-    topology = dataclasses.replace(config.topology, optimize=False) if as_drawn else config.topology
+    topology = topologies.as_drawn(config.topology) if as_drawn else config.topology
     return node_weights, graphs.from_config(topology, node_weights)
 
 
@@ -55,7 +54,7 @@ def final_graph(config: Config, node: Node, weights: Weights, drawn: nx.Graph) -
     64 ranks on two cores would spend a minute on what takes one of them a second; and they need not trust their
     processors to round alike. All ranks call it.
     """
-    if config.topology.name != "tailored" or not config.topology.optimize:
+    if not topologies.is_slow(config.topology):
         return drawn
     edges = torch.zeros(drawn.number_of_edges(), 2, dtype=torch.int64)
     if node.is_main:

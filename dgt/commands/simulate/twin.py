@@ -17,8 +17,8 @@ import networkx as nx
 import numpy as np
 import torch
 
-from dgt import reference
-from dgt.config import CheckpointConfig, Config, LeastSquaresConfig, TopologyConfig
+from dgt import problems, reference
+from dgt.config import CheckpointConfig, Config, TopologyConfig
 from dgt.errors import ConfigError
 from dgt.network import weights as node_weights
 from dgt.network.mixing import mixing_matrix, strategy
@@ -46,7 +46,7 @@ NARROW_BYTES = 2  # bfloat16 and float16
 
 def check(config: Config) -> None:
     """Refuse what only real ranks can do, and graphs too dense to hold."""
-    if not isinstance(config.problem, LeastSquaresConfig):
+    if not problems.class_of(config).is_quadratic:
         raise ConfigError(f"problem={config.problem.name}: dgt simulate knows least squares only; use dgt train")
     only_ranks = {
         "resume": "none", "warm_start": False, "placement": "none", "on_peer_loss": "stop", "bucket_mb": 0,
@@ -95,9 +95,8 @@ def evaluations(
     config: Config, weights: Weights, graph: nx.Graph, seeds: Sequence[int], clock: Clock | None = None
 ) -> Iterator[tuple[int, Evaluation]]:
     """(iteration, what rank 0 would know) wherever a real run is evaluated."""
-    assert isinstance(config.problem, LeastSquaresConfig)
     clock = clock or Clock()
-    problem = LeastSquares(config.problem, seeds, range(weights.size))
+    problem = LeastSquares(config.problem.settings, seeds, range(weights.size))
     optimum, plan = problem.optimum(weights), strategy(config.strategy.name, weights)
     sent = traffic(config, graph, copies=len(seeds))
     states = reference.states(
@@ -134,7 +133,6 @@ class Traffic:
 
 def traffic(config: Config, graph: nx.Graph, copies: int = 1) -> Traffic:
     """z and y to every neighbour (dsgd: z alone); an all-reduce is counted as a ring, 2 (n-1)/n of the gradient."""
-    assert isinstance(config.problem, LeastSquaresConfig)
     nodes, ends = graph.number_of_nodes(), 2 * graph.number_of_edges()
     numbers = copies * config.problem.dimension
     handshake = ends * HANDSHAKE_BYTES
@@ -164,8 +162,7 @@ def simulate(
 def _written(
     config: Config, weights: Weights, graph: nx.Graph, lock: RunLock, show: str, command: str
 ) -> dict[str, Any]:
-    assert isinstance(config.problem, LeastSquaresConfig)
-    health = Health(config, graph, weights, smoothness(config.problem), torch.float64)
+    health = Health(config, graph, weights, smoothness(config.problem.settings), torch.float64)
     logger = RunLogger(config, int(weights.size), speaks=True, command=command, simulated=True, lock=lock)
     logger.start(first=0)
     logger.environment({**versions(), "ranks": "none: dgt simulate is one process"})
