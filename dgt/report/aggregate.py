@@ -20,7 +20,7 @@ import numpy as np
 from dgt.config import files
 from dgt.report.groups import NAMED, Array, Group, grouped
 from dgt.report.tables import markdown_table, table
-from dgt.runs import measures
+from dgt.runs import layout, measures
 from dgt.runs.reader import Run, is_number, problems_of
 
 LATE = 0.8  # the last fifth of a run's iterations
@@ -128,8 +128,8 @@ def write(runs: Sequence[Run], directory: str | Path) -> str:
     writer = csv.DictWriter(table_, names, restval="")
     writer.writeheader()
     writer.writerows(rows)
-    files.write(directory / "table.csv", table_.getvalue())
-    files.write(directory / "table.md", markdown(found, runs))
+    files.write(directory / layout.TABLE_CSV, table_.getvalue())
+    files.write(directory / layout.TABLE_TEXT, markdown(found, runs))
     return text(found, runs)
 
 

@@ -13,8 +13,9 @@ from dgt.report import verdict as verdicts
 from dgt.report.groups import Group, choices, curve, differing, varying
 from dgt.report.layout import positions
 from dgt.report.networks import record_of
+from dgt.runs.layout import METRICS, NETWORK
 from dgt.runs.measures import BY_METRIC, main
-from dgt.runs.reader import FINISHED, GOING_ON, METRICS, SILENT, Record, Run, is_number
+from dgt.runs.reader import FINISHED, GOING_ON, SILENT, Record, Run, is_number
 
 CURVE_NUMBERS = 60_000  # in all curves together
 NODE_NUMBERS = 120_000  # in all measurements of single nodes
@@ -140,7 +141,7 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
     _stay_in_place(networks)
     if not run.networks and (run.path / METRICS).exists():  # a comparison has none
         known = "are those that its config names" if networks else "are not known"
-        notes.append(f"no network.json: the graph and the mixing rows {known}")
+        notes.append(f"no {NETWORK}: the graph and the mixing rows {known}")
     nodes = _nodes(run, numbers, notes)
     curves = _curves(runs, points, notes)
     reason = run.reason

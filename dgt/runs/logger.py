@@ -24,6 +24,19 @@ from dgt.config.files import appending, parsed_json, read_text, write
 from dgt.errors import ConfigError, TrainingError
 from dgt.network.weights import Weights
 from dgt.runs.folders import has, holds_checkpoints
+from dgt.runs.layout import (
+    CONFIG,
+    ENVIRONMENT,
+    EVENTS,
+    METRICS,
+    NETWORK,
+    NODES,
+    PROBE_PREFIX,
+    RESULTS,
+    SUMMARY,
+    SUPERSEDED,
+    TENSORBOARD,
+)
 from dgt.runs.lines import Lines, Tail, cut
 from dgt.runs.lock import RunLock
 from dgt.runs.measures import Metrics, NodeMetrics
@@ -35,8 +48,6 @@ ORDER = (
     "tracking_residual", "seconds", "evaluation_share", "bytes_sent",
 )  # fmt: skip
 SHOWN = ("loss", "grad_norm", "distance", "accuracy", "average_accuracy", "consensus")
-METRICS, SUPERSEDED = "metrics.jsonl", "metrics.superseded.jsonl"
-RESULTS = (METRICS, "compare.csv", "bench.json")  # one of these makes a directory a finished run
 MOST_NETWORKS = 256 * 2**20  # bytes of network.json that are read
 EVALUATION_LIMIT = 0.5  # above this share of the time, say how to spend less
 
@@ -78,7 +89,7 @@ def claim(run_dir: str | None, label: str, go_on: bool = False) -> str:
                 path = default.with_name(f"{default.name}-{counter}")
         if not go_on:
             refuse_results(path)
-        probe = path / f".writable-{secrets.token_hex(8)}"  # a name that no other start has
+        probe = path / f"{PROBE_PREFIX}{secrets.token_hex(8)}"  # a name that no other start has
         probe.touch(exist_ok=False)
         probe.unlink(missing_ok=True)
     except OSError as error:
@@ -180,14 +191,14 @@ class RunLogger:
         assert config.run_dir, "decided before the ranks start"
         if self._lock is not None:
             self._lock.take_over()  # from a rank 0 that was lost; this one may hold it already
-        metrics, nodes = self.path / METRICS, self.path / "nodes.jsonl"
+        metrics, nodes = self.path / METRICS, self.path / NODES
         if last_kept is None:
             last_kept = first if first else -1
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             source = (metrics if has(metrics) or history is None else history).parent
             self._tail.read(source / METRICS, last_kept)
-            self._networks = _networks_until(last_kept, source / "network.json")
+            self._networks = _networks_until(last_kept, source / NETWORK)
             self._write_config()
             cut(source / METRICS, metrics, last_kept, self.path / SUPERSEDED if source == self.path else None)
             cut(source / nodes.name, nodes, last_kept)
@@ -202,12 +213,12 @@ class RunLogger:
             from torch.utils.tensorboard import SummaryWriter
 
             with self._board_may_fail():
-                self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=first + 1 if first else None)
+                self._board = SummaryWriter(str(self.path / TENSORBOARD), purge_step=first + 1 if first else None)
         label = f"{config.weights.name} {config.topology.name} {config.strategy.name}"
         self._progress = Progress(config.iterations, label, first=first)
 
     def _write_config(self) -> None:
-        write(self.path / "config.yaml", yaml.safe_dump(self._config.to_dict(), sort_keys=False))
+        write(self.path / CONFIG, yaml.safe_dump(self._config.to_dict(), sort_keys=False))
 
     def _made_again(self) -> None:
         """Somebody has removed the run directory, or some of its files: write all that is known anew."""
@@ -217,7 +228,7 @@ class RunLogger:
             self._write_config()
         self.environment(self._facts)
         if self._networks:
-            self._write_json("network.json", self._networks)
+            self._write_json(NETWORK, self._networks)
 
     def _say_once(self, words: str) -> None:
         if words not in self._warned:
@@ -228,7 +239,7 @@ class RunLogger:
         """Where the run takes place: versions, hosts, devices."""
         self._facts = facts
         if self._speaks and facts is not None:
-            self._write_json("environment.json", {**facts, **self._about})
+            self._write_json(ENVIRONMENT, {**facts, **self._about})
 
     def network(
         self, iteration: int, weights: Weights, W: scipy.sparse.csr_array | None, members: list[int] | None = None
@@ -241,7 +252,7 @@ class RunLogger:
         before = [network for network in self._networks if network["iteration"] < iteration]
         unchanged = before and {**before[-1], "iteration": iteration} == json.loads(json.dumps(record))
         self._networks = before if unchanged else [*before, record]
-        self._write_json("network.json", self._networks)
+        self._write_json(NETWORK, self._networks)
 
     def _write_json(self, name: str, value: Any) -> None:
         try:
@@ -285,10 +296,10 @@ class RunLogger:
     def _event(self, event: dict[str, Any]) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with appending(self.path / "events.jsonl") as file:
+            with appending(self.path / EVENTS) as file:
                 file.write((json.dumps(event) + "\n").encode())
         except OSError as error:
-            _say(f"events.jsonl: {error.strerror}")
+            _say(f"{EVENTS}: {error.strerror}")
 
     def check(self) -> None:
         """Raise if another run has taken the directory."""
@@ -359,9 +370,9 @@ class RunLogger:
         text = json.dumps(summary, indent=2)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write(self.path / "summary.json", text + "\n")
+            write(self.path / SUMMARY, text + "\n")
         except OSError as error:
-            _say(f"summary.json: {error.strerror}")
+            _say(f"{SUMMARY}: {error.strerror}")
         if show == "text":
             final = self._tail.last
             text = f"iteration {final['iteration']}  {in_words(final)}\nrun directory  {self.path}"

@@ -19,6 +19,7 @@ def run(options: argparse.Namespace) -> None:
     from dgt.config import effect
     from dgt.launching.launch import JoinOptions, start_ranks
     from dgt.report import compare as compare_report
+    from dgt.runs import layout
     from dgt.runs.holding import held
     from dgt.runs.logger import check_logger, claim, refuse_results
 
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     cells = job.both_strategies(configs)
     groups = job.by_network_size(cells, here)
     directory = Path(claim(configs[0].run_dir, "compare"))
-    path = str(directory / "compare.csv")
+    path = str(directory / layout.COMPARISON)
     with held(directory, tell):
         refuse_results(directory)  # another run may have had it since
         job.start(directory, cells, seeds)
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(rows, indent=2))
         return
     print(compare_report.text(rows, results, len(seeds)))
-    print(f"figure  {directory / 'figures' / 'compare.png'}\ndata    {path}")
+    print(f"figure  {directory / layout.FIGURES / 'compare.png'}\ndata    {path}")
 
 
 COMMAND = Command(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import io
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,11 @@ import yaml
 
 from dgt import problems
 from dgt.config import Config, StrategyConfig
+from dgt.config.files import write
 from dgt.errors import ConfigError
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
+from dgt.runs import layout
 from dgt.runs.logger import Progress
 from dgt.runs.measures import Metrics, NodeMetrics
 from dgt.training.recording import versions
@@ -81,7 +84,9 @@ class Recorder:
         names = [name for name in metrics if name not in OF_ALL_SEEDS]
         taken = next((name for name in names if name in RUN), None)
         if taken is not None:
-            words = f"a metric called {taken}; compare.csv has another column of this name, rename it in measure()"
+            words = (
+                f"a metric called {taken}; {layout.COMPARISON} has another column of this name, rename it in measure()"
+            )
             raise ConfigError(f"problem={self.config.problem.name}: {words}")
         cell = (self.config.weights.name, self.config.topology.name, self.config.strategy.name)
         for k, seed in enumerate(self.seeds):
@@ -112,7 +117,9 @@ class Boards:
         cell = f"{config.weights.name}-{config.topology.name}-{config.strategy.name}"
         boards = cls()
         with boards.may_fail():
-            boards.writers = [SummaryWriter(str(directory / "tensorboard" / cell / f"seed-{seed}")) for seed in seeds]
+            boards.writers = [
+                SummaryWriter(str(directory / layout.TENSORBOARD / cell / f"seed-{seed}")) for seed in seeds
+            ]
         return boards
 
     def write(self, number: int, iteration: int, values: Mapping[str, float]) -> None:
@@ -172,9 +179,9 @@ def check(configs: Sequence[Config], seeds: Sequence[int], placement: Placement)
 def start(directory: Path, cells: Sequence[Config], seeds: list[int]) -> None:
     """config.yaml with every cell, environment.json, and the head of compare.csv."""
     plan = {"seeds": seeds, "cells": [cell.to_dict() for cell in cells]}
-    (directory / "config.yaml").write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
-    (directory / "environment.json").write_text(json.dumps(versions(), indent=2) + "\n", encoding="utf-8")
-    with (directory / "compare.csv").open("w", newline="", encoding="utf-8") as file:
+    write(directory / layout.CONFIG, yaml.safe_dump(plan, sort_keys=False))
+    write(directory / layout.ENVIRONMENT, json.dumps(versions(), indent=2) + "\n")
+    with (directory / layout.COMPARISON).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerow((*RUN, *COLUMNS))
 
 
@@ -193,9 +200,9 @@ def append_rows(path: str, rows: Sequence[Row]) -> None:
 
 def _widen(table: Path, names: Sequence[str]) -> None:
     """The same rows with these columns; the file is the old one or the new one, never half of it."""
-    draft = table.with_name(f"{table.name}.part")
-    with table.open(newline="", encoding="utf-8") as old, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, restval="")
+    wider = io.StringIO(newline="")
+    with table.open(newline="", encoding="utf-8") as old:
+        writer = csv.DictWriter(wider, names, restval="")
         writer.writeheader()
         writer.writerows(csv.DictReader(old))
-    draft.replace(table)
+    write(table, wider.getvalue())
