@@ -132,8 +132,8 @@ def _at_end(values: Curve) -> float | None:
 def _further(runs: Sequence[Run]) -> list[str]:
     """Measures of a model, and what a problem reports of its own."""
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
-    paper = (measures.GRADIENT.metric, measures.DISTANCE.metric, measures.LOSS.metric, "consensus", *measures.UPKEEP)
-    found = [name for name in measured if name not in paper]
+    paper = (measures.GRADIENT, measures.DISTANCE, measures.LOSS, measures.CONSENSUS)
+    found = [name for name in measured if measures.measure_of(name) not in paper and name not in measures.UPKEEP]
     return sorted(found, key=lambda name: name != ACCURACY.metric)  # the others stay in their order
 
 
@@ -162,7 +162,7 @@ def text(rows: Sequence[dict[str, Any]], runs: Sequence[Run], seeds: int) -> str
     verdict = f"Strategy II is at or below Strategy I in {wins} of {len(rows)} cells."
     if not rows:
         return "nothing to compare by: the problem reports neither a gradient norm nor a loss"
-    at_end = [ACCURACY.metric] * ("accuracy I" in rows[0]) + own[:FEW]
+    at_end = [ACCURACY.metric] * (f"{ACCURACY.metric} I" in rows[0]) + own[:FEW]
     further = f"; {', '.join(at_end)} at the end" if at_end else ""
     number = f"{seeds} seed{'s' if seeds > 1 else ''}"
     what = f"{measure.label}, mean of the {measure.late_words} of the iterations{further}, {number}"
@@ -184,5 +184,5 @@ def write(rows: Sequence[dict[str, Any]], runs: Sequence[Run], directory: str | 
 
     directory = Path(directory)
     files.write(directory / layout.SUMMARY, json.dumps(list(rows), indent=2) + "\n")
-    for name, measure in (("compare", measure_of(runs)), ("accuracy", ACCURACY)):
+    for name, measure in (("compare", measure_of(runs)), (ACCURACY.metric, ACCURACY)):
         curves.write(runs, measure, directory / layout.FIGURES / name)

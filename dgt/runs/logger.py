@@ -39,15 +39,10 @@ from dgt.runs.layout import (
 )
 from dgt.runs.lines import Lines, Tail, cut
 from dgt.runs.lock import RunLock
-from dgt.runs.measures import Metrics, NodeMetrics
+from dgt.runs.measures import BYTES_SENT, EVALUATION_SHARE, SHOWN, Metrics, NodeMetrics, in_words, recorded
 from dgt.runs.naming import label_of
 from dgt.runs.record import network_record, recorded_nodes
 
-ORDER = (
-    "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "average_test_loss", "consensus",
-    "tracking_residual", "seconds", "evaluation_share", "bytes_sent",
-)  # fmt: skip
-SHOWN = ("loss", "grad_norm", "distance", "accuracy", "average_accuracy", "consensus")
 MOST_NETWORKS = 256 * 2**20  # bytes of network.json that are read
 EVALUATION_LIMIT = 0.5  # above this share of the time, say how to spend less
 
@@ -111,12 +106,6 @@ def check_logger(config: Config) -> None:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError:
             raise ConfigError("logger=tensorboard: not installed; pip install 'dgt[tensorboard]'") from None
-
-
-def in_words(values: Mapping[str, float]) -> str:
-    """The metrics people look at, and those of a problem of their own."""
-    own = [name for name in values if name not in ORDER and name != "iteration"]
-    return "  ".join(f"{name} {values[name]:.4g}" for name in [*SHOWN, *own] if name in values)
 
 
 class Progress:
@@ -311,9 +300,8 @@ class RunLogger:
         if not self._speaks:
             return
         self.check()
-        known = [name for name in ORDER if name in metrics]
-        values = {name: float(metrics[name][0]) for name in [*known, *sorted(metrics.keys() - set(known))]}
-        values["bytes_sent"] = int(values["bytes_sent"])
+        values = {name: float(value[0]) for name, value in recorded(metrics).items()}
+        values[BYTES_SENT.metric] = int(values[BYTES_SENT.metric])
         self._tail.add({"iteration": iteration, **values})
         self._metrics.write(self._tail.last)
         if nodes is not None:
@@ -378,7 +366,7 @@ class RunLogger:
             text = f"iteration {final['iteration']}  {in_words(final)}\nrun directory  {self.path}"
         if show != "nothing":
             print(text, flush=True)
-        share = self._tail.last["evaluation_share"]
+        share = self._tail.last[EVALUATION_SHARE.metric]
         if share > EVALUATION_LIMIT and hasattr(config.problem, "test_samples"):
             hint = "a larger eval_every or fewer problem.test_samples is quicker"
             print(f"evaluations took {share:.0%} of the time; {hint}", file=sys.stderr, flush=True)

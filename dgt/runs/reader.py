@@ -37,12 +37,13 @@ from dgt.runs.layout import (
     SUMMARY,
     WRITTEN,
 )
+from dgt.runs.measures import SECONDS
 
 Record = dict[str, Any]
 
 LABEL = ("weights", "topology", "strategy")  # by which runs are called
 DEEPEST = 5  # folders below the one that was named
-MOST_FAILURESS, MOST_RUNS = 100_000, 10_000  # that are looked into, and read
+MOST_FOLDERS, MOST_RUNS = 100_000, 10_000  # that are looked into, and read
 MOST_CONFIG, MOST_JSON = 4 * 2**20, 64 * 2**20  # bytes
 MOST_LINES = 512 * 2**20  # bytes of metrics.jsonl, nodes.jsonl, events.jsonl
 MOST_LINE = 16 * 2**20  # bytes of a line: the measurements of 100,000 nodes
@@ -168,8 +169,8 @@ def _walk(path: Path, deeper: int, looked: Iterator[int]) -> Iterator[Path]:
         folders = []
         try:
             for entry in os.scandir(path):
-                if next(looked) > MOST_FAILURESS:
-                    raise ConfigError(f"{path}: more than {MOST_FAILURESS} files to look through; name a run directory")
+                if next(looked) > MOST_FOLDERS:
+                    raise ConfigError(f"{path}: more than {MOST_FOLDERS} files to look through; name a run directory")
                 if entry.name not in NOT_RUNS and not entry.name.startswith(".") and entry.is_dir():
                     folders.append(entry.name)
         except OSError:  # somebody else's, or a link that leads to itself
@@ -361,7 +362,7 @@ def _state(run: Run) -> str:
 def not_ended(run: Run, files: Sequence[str]) -> str:
     """Going on, or silent: no file was written for a while, not counting what usually passes between two lines."""
     written = [(run.path / name).stat().st_mtime for name in files if (run.path / name).exists()]
-    seconds = run.curve("seconds")
+    seconds = run.curve(SECONDS.metric)
     pause = seconds[-1][1] / len(seconds) if seconds else 0.0
     return GOING_ON if time.time() - max(written, default=0.0) - 5 * pause < SILENCE else SILENT
 

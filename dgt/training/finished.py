@@ -15,7 +15,7 @@ from dgt.processes.agreement import broadcast_text
 from dgt.processes.node import Node
 from dgt.runs.layout import SUMMARY
 from dgt.runs.lines import records_in
-from dgt.runs.logger import in_words
+from dgt.runs.measures import in_words
 
 MOST_SUMMARY = 2**20
 

@@ -27,18 +27,12 @@ from dgt.processes.node import Node
 from dgt.processes.placement import Placement
 from dgt.runs import layout
 from dgt.runs.logger import Progress
-from dgt.runs.measures import Metrics, NodeMetrics
+from dgt.runs.measures import COLUMNS, Measure, Metrics, NodeMetrics, measure_of
 from dgt.training.recording import versions
 from dgt.training.setup import network_of, shared_network
 from dgt.training.trainer import train
 
 RUN = ("weights", "topology", "strategy", "seed", "iteration")
-# whatever else is measured, such as a problem's own metrics, gets a column when it first comes up
-COLUMNS = (
-    "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "average_test_loss", "consensus",
-    "tracking_residual", "evaluation_share",
-)  # fmt: skip
-OF_ALL_SEEDS = ("seconds", "bytes_sent")  # where seeds are stacked they share messages and time: no value of one seed
 Row = dict[str, object]
 
 
@@ -81,7 +75,7 @@ class Recorder:
     rows: list[Row] = field(default_factory=list)
 
     def record(self, iteration: int, metrics: Metrics, nodes: NodeMetrics) -> None:
-        names = [name for name in metrics if name not in OF_ALL_SEEDS]
+        names = [name for name in metrics if _has_column(measure_of(name))]
         taken = next((name for name in names if name in RUN), None)
         if taken is not None:
             words = (
@@ -141,6 +135,10 @@ class Boards:
         except OSError as error:
             self.writers = []
             print(f"dgt: tensorboard: {error.strerror or error}; going on without it", file=sys.stderr, flush=True)
+
+
+def _has_column(measure: Measure) -> bool:
+    return measure.recorded and not measure.of_all_seeds
 
 
 def cell_name(config: Config) -> str:
