@@ -22,6 +22,8 @@ from dgt.config.checks import check_choice, nearest
 from dgt.errors import ConfigError
 
 LAUNCHER = "hydra/launcher"
+OPEN = ("problem", "logger")  # groups whose `_target_` brings keys of its own
+SEVERAL = "logger"  # the group of which several can be chosen
 
 
 def conf_dir() -> Path:
@@ -76,10 +78,13 @@ def compose(overrides: Sequence[str]) -> Config:
     chosen = [str(item.input_line) for item in parsed if item.key_or_group in choices]
     known = _compose(chosen, search)
     keys = [item for item in parsed if item.key_or_group not in choices]
+    known["logger"] |= {"_target_": None} if any(item.key_or_group == "logger._target_" for item in keys) else {}
     free = [item for item in keys if _is_argument(item, known)]
     _check_keys([item for item in keys if item not in free], known, choices)
     lines = [f"++{str(item.input_line).lstrip('+')}" if item in free else str(item.input_line) for item in parsed]
-    return Config.from_dict(_compose(lines, search))
+    values = _compose(lines, search)
+    values["logger"] |= next(({"name": _listed(item)} for item in reversed(parsed) if _listed(item)), {})
+    return Config.from_dict(values)
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
@@ -193,10 +198,10 @@ def _search_path(overrides: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def _is_argument(item: Override, composed: dict[str, Any]) -> bool:
-    """Whether this is an argument of a problem from outside the package, whose keys are its own."""
+    """Whether this is an argument of a problem or logger from outside the package, whose keys are its own."""
     section, _, key = item.key_or_group.partition(".")
-    problem = composed.get("problem")
-    return section == "problem" and isinstance(problem, dict) and "_target_" in problem and key not in problem
+    own = composed.get(section)
+    return section in OPEN and isinstance(own, dict) and "_target_" in own and (key not in own or own[key] is None)
 
 
 def _unfold(override: str) -> list[str]:
@@ -212,8 +217,17 @@ def _unfold(override: str) -> list[str]:
 
 def _choices_made(item: Override) -> list[str]:
     if item.is_sweep_override():
-        return [str(value) for value in item.sweep_string_iterator()]
-    return [str(item.value())]
+        made = [str(value) for value in item.sweep_string_iterator()]
+    else:
+        made = [f"[{','.join(_listed(item))}]" if _listed(item) else str(item.value())]
+    several = item.key_or_group == SEVERAL
+    return [name for value in made for name in (value.strip("[]").split(",") if several else [value])]
+
+
+def _listed(item: Override) -> list[str]:
+    """The names in logger=[a,b]: Hydra merges their files, and keeps the last name only."""
+    value = item.value() if item.key_or_group == SEVERAL and not item.is_sweep_override() else None
+    return [str(name) for name in value] if isinstance(value, list) else []
 
 
 def _compose(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dgt.config.checks import build, check_choice, check_range
+from dgt.config.loggers import LoggerConfig
 from dgt.errors import ConfigError
 
 STRATEGIES = ("I", "II")
@@ -25,7 +26,6 @@ PARTITIONS = ("iid", "dirichlet")
 MODELS = ("resnet18", "resnet20", "cnn")
 NORMS = ("batch", "group")
 BUFFERS = ("local", "mixed", "recalibrated")
-LOGGERS = ("jsonl", "tensorboard")
 BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "messages")
@@ -237,15 +237,6 @@ class AlgorithmConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class LoggerConfig:
-    name: str = "jsonl"
-    """jsonl, or tensorboard to mirror it there."""
-
-    def __post_init__(self) -> None:
-        check_choice("logger", self.name, LOGGERS)
-
-
-@dataclass(slots=True, kw_only=True)
 class CheckpointConfig:
     every: int = 0
     """Iterations between checkpoints; 0: by time alone."""
@@ -384,7 +375,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        plain = {key: value for key, value in values.items() if key != "problem"}
+        plain = {key: value for key, value in values.items() if key not in ("problem", "logger")}
         weights = plain.get("weights")
         if isinstance(weights, Mapping) and weights.get("name") == DEFAULT_WEIGHTS:
             plain["weights"] = {**weights, "name": "A" if plain.get("nodes") is None else "uniform"}
@@ -397,11 +388,14 @@ class Config:
         config = build(cls, plain, "")
         if "problem" in values:
             config.problem = problem_from_dict(values["problem"])
+        if "logger" in values:
+            config.logger = LoggerConfig.from_dict(values["logger"])
         return config
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only; what is unset within a group is left out. `from_dict` reads it back."""
         values = dataclasses.asdict(self)
+        values["logger"] = self.logger.to_dict()
         if isinstance(self.problem, CustomConfig):
             custom = self.problem
             values["problem"] = {"name": custom.name, "_target_": custom.target, **custom.arguments}

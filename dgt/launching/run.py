@@ -17,8 +17,9 @@ from dgt.errors import ConfigError
 from dgt.launching import launch
 from dgt.launching.launch import JoinOptions
 from dgt.processes import environment
+from dgt.runs.claiming import claim_run_dir
 from dgt.runs.layout import SUMMARY
-from dgt.runs.logger import check_logger, claim_run_dir
+from dgt.runs.mirrors import check_logger
 from dgt.training.checkpoints.finding import source_of
 from dgt.training.jobs import TrainJob
 from dgt.training.setup import network_of

@@ -32,11 +32,12 @@ from dgt.launching import forkserver
 from dgt.launching.run import prepared, run_here, summary_of, tell
 from dgt.processes import output
 from dgt.processes.signals import PASSED_ON
+from dgt.runs.claiming import claim
 from dgt.runs.folders import has, holds_checkpoints
 from dgt.runs.layout import CONFIG, FAILED, METRICS, SUMMARY, SUPERSEDED
 from dgt.runs.lines import cut
-from dgt.runs.logger import Progress, claim
 from dgt.runs.naming import file_name
+from dgt.runs.sinks.progress import Progress
 
 FIXED = ("_target_", "submitit_folder", "stderr_to_stdout", "tasks_per_node", "nodes")
 OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")

@@ -26,7 +26,6 @@ CHECKPOINTS = "checkpoints"
 FIGURES = "figures"
 FAILURES = FOLDER  # what ranks that failed have noted; `processes/failures.py` writes it
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"  # what these sinks write
-SINKS = "sinks.json"  # ids under which a resumed run goes on at a server
 
 CHECKPOINTED = ".checkpointed"  # marker: this run has had a checkpoint
 CHAOS_STRUCK = "chaos-struck"  # marker: the fault of `chaos=` has happened

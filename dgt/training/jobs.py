@@ -18,9 +18,10 @@ from dgt.network.weights import Weights
 from dgt.processes.agreement import broadcast_text, together
 from dgt.processes.failures import FOLDER, noted
 from dgt.processes.node import Node
+from dgt.runs.claiming import goes_on, refuse_results
 from dgt.runs.holding import hold
 from dgt.runs.lock import RunLock
-from dgt.runs.logger import RunLogger, goes_on, refuse_results
+from dgt.runs.logger import RunLogger
 from dgt.training.checkpoints.finding import last_commit
 from dgt.training.checkpoints.returning import settle_members
 from dgt.training.ending import Stopped

@@ -18,7 +18,7 @@ from dgt.launching.launch import JoinOptions, be_rank, start_ranks
 from dgt.processes import environment
 from dgt.processes.placement import Placement
 from dgt.runs import layout
-from dgt.runs.logger import claim
+from dgt.runs.claiming import claim
 
 
 def bench(overrides: list[str], as_json: bool) -> None:

@@ -20,8 +20,9 @@ def run(options: argparse.Namespace) -> None:
     from dgt.launching.launch import JoinOptions, start_ranks
     from dgt.report import compare as compare_report
     from dgt.runs import layout
+    from dgt.runs.claiming import claim, refuse_results
     from dgt.runs.holding import held
-    from dgt.runs.logger import check_logger, claim, refuse_results
+    from dgt.runs.mirrors import check_logger
 
     here = environment.placement()
     if here.launcher != "alone":

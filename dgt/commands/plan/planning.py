@@ -37,7 +37,7 @@ from dgt.config.fragment import fragment, overrides_of
 from dgt.errors import ConfigError
 from dgt.network import plan as planner
 from dgt.processes.placement import Placement
-from dgt.runs.logger import Progress
+from dgt.runs.sinks.progress import Progress
 from dgt.training.setup import network_of
 
 CANDIDATES = ("ring", "grid", "torus", "exponential", "erdos_renyi", "tailored")

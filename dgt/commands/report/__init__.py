@@ -17,7 +17,7 @@ def run(options: argparse.Namespace) -> None:
     """The page, figures and tables of runs."""
     from dgt.commands.report import pages
     from dgt.runs import layout
-    from dgt.runs.logger import Progress
+    from dgt.runs.sinks.progress import Progress
 
     paths, out = pages.parse(options.overrides)
     if options.follow and not pages.follow(paths, out):
