@@ -16,7 +16,7 @@ from dgt.errors import ConfigError
 from dgt.exchange import fences, shared
 from dgt.processes import limits, probing
 from dgt.processes.node import Node
-from dgt.runs.logger import claim
+from dgt.runs.claiming import claim
 from tests.distributed.ranks import DGT, command, run_ranks
 
 pytestmark = pytest.mark.timeout(120)

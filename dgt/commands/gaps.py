@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> None:
     from dgt.config import compose as composing
     from dgt.network.gaps import PUBLISHED, gap_rows
     from dgt.report.tables import gap_lines
-    from dgt.runs.logger import Progress
+    from dgt.runs.sinks.progress import Progress
 
     for item in composing.parse(options.overrides):
         if item.key_or_group not in ("laziness", "topology.seed"):

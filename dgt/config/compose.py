@@ -24,6 +24,7 @@ from dgt.config.settings import defaults, documented
 from dgt.errors import ConfigError
 
 LAUNCHER = "hydra/launcher"
+SEVERAL = "logger"  # the group of which several can be chosen
 
 
 def conf_dir() -> Path:
@@ -96,10 +97,13 @@ def compose(overrides: Sequence[str]) -> Config:
     chosen = [str(item.input_line) for item in parsed if item.key_or_group in choices]
     known = _compose(chosen, search)
     keys = [item for item in parsed if item.key_or_group not in choices]
+    known["logger"] |= {"_target_": None} if any(item.key_or_group == "logger._target_" for item in keys) else {}
     free = [item for item in keys if _is_argument(item, known)]
     _check_keys([item for item in keys if item not in free], known, choices)
     lines = [f"++{str(item.input_line).lstrip('+')}" if item in free else str(item.input_line) for item in parsed]
-    return Config.from_dict(_compose(lines, search))
+    values = _compose(lines, search)
+    values["logger"] |= next(({"name": _listed(item)} for item in reversed(parsed) if _listed(item)), {})
+    return Config.from_dict(values)
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
@@ -215,14 +219,18 @@ def _search_path(overrides: Sequence[str]) -> tuple[list[Path], list[str]]:
 def _is_argument(item: Override, composed: dict[str, Any]) -> bool:
     """Whether this is a setting of a class or function from outside the package, whose keys are its own."""
     section, _, key = item.key_or_group.partition(".")
-    chosen = composed.get(section)
-    return bool(key) and isinstance(chosen, dict) and "_target_" in chosen and key not in chosen
+    own = composed.get(section)
+    return bool(key) and isinstance(own, dict) and "_target_" in own and (key not in own or own[key] is None)
 
 
 def _with_custom(overrides: Sequence[str]) -> list[str]:
-    """topology._target_=my.graph -> topology=custom topology._target_=my.graph, where no topology is chosen."""
+    """topology._target_=my.graph -> topology=custom topology._target_=my.graph, where no topology is chosen.
+
+    Not for loggers: one of one's own comes beside those that are named.
+    """
     chosen = {override.partition("=")[0] for override in overrides}
-    needed = [group for group in registry.PLACES if f"{group}._target_" in chosen and group not in chosen]
+    groups = [group for group in registry.PLACES if group != SEVERAL]
+    needed = [group for group in groups if f"{group}._target_" in chosen and group not in chosen]
     return [*(f"{group}=custom" for group in needed), *overrides]
 
 
@@ -239,8 +247,17 @@ def _unfold(override: str) -> list[str]:
 
 def _choices_made(item: Override) -> list[str]:
     if item.is_sweep_override():
-        return [str(value) for value in item.sweep_string_iterator()]
-    return [str(item.value())]
+        made = [str(value) for value in item.sweep_string_iterator()]
+    else:
+        made = [f"[{','.join(_listed(item))}]" if _listed(item) else str(item.value())]
+    several = item.key_or_group == SEVERAL
+    return [name for value in made for name in (value.strip("[]").split(",") if several else [value])]
+
+
+def _listed(item: Override) -> list[str]:
+    """The names in logger=[a,b]: Hydra merges their files, and keeps the last name only."""
+    value = item.value() if item.key_or_group == SEVERAL and not item.is_sweep_override() else None
+    return [str(name) for name in value] if isinstance(value, list) else []
 
 
 def _compose(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:

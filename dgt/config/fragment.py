@@ -21,7 +21,7 @@ from dgt.errors import ConfigError
 def overrides_of(config: Config) -> list[str]:
     """The words for `dgt train` that make this config."""
     groups, changes = _differences(config)
-    return [f"{group}={name}" for group, name in groups.items()] + [
+    return [f"{group}={_as_word(name)}" for group, name in groups.items()] + [
         f"{key}={_as_word(value)}" for key, value in changes.items()
     ]
 
@@ -30,7 +30,8 @@ def fragment(config: Config) -> str:
     """The same as an experiment: a file experiment/plan.yaml in a folder given as --config-dir."""
     groups, changes = _differences(config)
     lines: dict[str, Any] = {"defaults": [{f"override /{group}": name} for group, name in groups.items()]}
-    for key, value in changes.items():
+    listed = {f"{group}.name": names for group, names in groups.items() if isinstance(names, list)}  # the last, else
+    for key, value in (changes | listed).items():
         section, _, name = key.partition(".")
         if name:
             lines.setdefault(section, {})[name] = value
@@ -50,19 +51,19 @@ def write(config: Config, folder: str) -> Path:
     return path
 
 
-def _differences(config: Config) -> tuple[dict[str, str], dict[str, Any]]:
+def _differences(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """The choices a config makes in groups, and every key that differs from what these choices set."""
     values = config.to_dict()
     groups = {name: values[name]["name"] for name in ("weights", "topology", "strategy")}
     for name in ("problem", "algorithm", "logger", "chaos"):
         if values[name]["name"] != Config().to_dict()[name]["name"]:
             groups[name] = values[name]["name"]
-    targets = [name for name in groups if "_target_" in values[name]]
+    targets = [name for name in groups if "_target_" in values[name] and name != "logger"]
     groups |= dict.fromkeys(targets, "custom")
     needed = [f"{group}.{key}=x" for group, key in (("weights", "path"), ("topology", "path")) if key in values[group]]
     needed += ["weights.values=[1]"] * ("values" in values["weights"])
     needed += [f"{group}._target_=x" for group in targets]
-    plain = composing.compose([*(f"{group}={name}" for group, name in groups.items()), *needed]).to_dict()
+    plain = composing.compose([*(f"{group}={_as_word(name)}" for group, name in groups.items()), *needed]).to_dict()
     return groups, dict(_changed(values, plain))
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dgt.config import registry
-from dgt.config.checks import build, check_choice, check_range
+from dgt.config.checks import build, check_range
 from dgt.config.choices import AlgorithmConfig, Choice, ProblemConfig, TopologyConfig
+from dgt.config.loggers import LoggerConfig
 from dgt.config.sections import DEFAULT_WEIGHTS, ChaosConfig, CheckpointConfig, StrategyConfig, WeightsConfig
 from dgt.config.settings import check_settings, setting
 from dgt.errors import ConfigError
 
-LOGGERS = ("jsonl", "tensorboard")
 BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "messages")
@@ -28,15 +28,6 @@ PLACEMENTS = ("none", "graph")
 ON_PEER_LOSS = ("stop", "continue")
 MACHINERY = {"wire": "full", "local_steps": 1, "bucket_mb": 0, "overlap": True}
 """What the exchange can do for an algorithm that `supports` it, and the values that ask for nothing."""
-
-
-@dataclass(slots=True, kw_only=True)
-class LoggerConfig:
-    name: str = "jsonl"
-    """jsonl, or tensorboard to mirror it there."""
-
-    def __post_init__(self) -> None:
-        check_choice("logger", self.name, LOGGERS)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,7 +146,7 @@ class Config:
         values: dict[str, Any] = {}
         for name in (item.name for item in dataclasses.fields(self)):
             value = getattr(self, name)
-            if isinstance(value, Choice):
+            if isinstance(value, Choice | LoggerConfig):
                 values[name] = value.to_dict()
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
                 whole = dataclasses.asdict(value)
@@ -165,8 +156,8 @@ class Config:
         return values
 
 
-CHOICES: dict[str, type[Choice]] = {
-    "problem": ProblemConfig, "algorithm": AlgorithmConfig, "topology": TopologyConfig,
+CHOICES: dict[str, type[Choice] | type[LoggerConfig]] = {
+    "problem": ProblemConfig, "algorithm": AlgorithmConfig, "topology": TopologyConfig, "logger": LoggerConfig,
 }  # fmt: skip
 
 

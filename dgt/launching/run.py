@@ -19,7 +19,9 @@ from dgt.launching import launch
 from dgt.launching.launch import JoinOptions
 from dgt.processes import environment
 from dgt.processes.placement import Placement
-from dgt.runs.logger import check_logger, claim_run_dir
+from dgt.runs.claiming import claim_run_dir
+from dgt.runs.layout import SUMMARY
+from dgt.runs.mirrors import check_logger
 from dgt.training.checkpoints.finding import source_of
 from dgt.training.jobs import TrainJob
 from dgt.training.setup import network_of
@@ -41,7 +43,7 @@ def run_here(config: Config, swept: Mapping[str, str], command: str, show: str) 
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
     return found
 
 

@@ -31,14 +31,15 @@ from dgt.launching import forkserver
 from dgt.launching.run import prepared, run_here, summary_of
 from dgt.processes import environment, output
 from dgt.processes.signals import PASSED_ON
+from dgt.runs.claiming import claim
 from dgt.runs.folders import has, holds_checkpoints
+from dgt.runs.layout import CONFIG, FAILED, METRICS, SUMMARY, SUPERSEDED
 from dgt.runs.lines import cut
-from dgt.runs.logger import METRICS, SUPERSEDED, Progress, claim
 from dgt.runs.naming import file_name
+from dgt.runs.sinks.progress import Progress
 
 log = logging.getLogger(__name__)
 FIXED = ("_target_", "submitit_folder", "stderr_to_stdout", "tasks_per_node", "nodes")
-FAILED = "failed.txt"  # why, in a run's directory
 OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 GONE = "no longer in the queue"
 PATIENCE = 15.0  # seconds for a shared file system to show what a job has written
@@ -109,7 +110,7 @@ def on_slurm(
         for folder, config in zip(folders, configs, strict=True)
     ]
     for folder in folders:
-        for old in ("summary.json", FAILED):  # of a sweep that is made longer
+        for old in (SUMMARY, FAILED):  # of a sweep that is made longer
             (folder / old).unlink(missing_ok=True)
     jobs = _hand_in(launcher, Task(checked, str(Path.cwd())), top)
     names = [" ".join(f"{key}={value}" for key, value in differs.items()) for differs in swept]
@@ -120,7 +121,7 @@ def _folder(top: Path, number: int, swept: Mapping[str, str]) -> Path:
     """The run's directory: its number and what is swept, 3-strategy_II-lr_0.01; or one that is there by its number."""
     plain = top / str(number)
     words = "-".join([str(number), *(f"{key}_{value}" for key, value in swept.items())])
-    return plain if (plain / "config.yaml").exists() else top / file_name(words)
+    return plain if (plain / CONFIG).exists() else top / file_name(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ class Waiting:
             with _ended_like_interrupted():
                 while waiting:
                     states = _states()
-                    done |= {number for number in waiting if (self.folders[number] / "summary.json").exists()}
+                    done |= {number for number in waiting if (self.folders[number] / SUMMARY).exists()}
                     waiting -= done
                     waiting -= {number for number in waiting if self._is_lost(number, states)}
                     running = sum((states or {}).get(self.jobs[number]) == "RUNNING" for number in waiting)

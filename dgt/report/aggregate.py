@@ -20,13 +20,11 @@ import numpy as np
 from dgt.config import files
 from dgt.report.groups import NAMED, Array, Group, grouped
 from dgt.report.tables import markdown_table, table
-from dgt.runs import measures
+from dgt.runs import layout, measures
 from dgt.runs.reader import Run, is_number, problems_of
 
 LATE = 0.8  # the last fifth of a run's iterations
 FEW = 4  # metrics in the terminal; the files have all
-LOWER = ("grad_norm", "distance", "loss", "test_loss", "average_test_loss")
-HIGHER = ("accuracy", "average_accuracy")
 OBJECTIVE = ("problem", "weights", "nodes")  # lines that differ here minimise different functions
 
 
@@ -54,7 +52,7 @@ class Part:
     def metrics(self) -> list[str]:
         """What was learnt, the paper's measures first; then what a problem of one's own reports."""
         found = dict.fromkeys(name for line in self.lines for name in line.end)
-        known = [name for name in measures.BY_METRIC if name in found]
+        known = [name for name in measures.LEARNT if name in found]
         return known + [name for name in found if name not in known and name not in measures.UPKEEP]
 
 
@@ -128,8 +126,8 @@ def write(runs: Sequence[Run], directory: str | Path) -> str:
     writer = csv.DictWriter(table_, names, restval="")
     writer.writeheader()
     writer.writerows(rows)
-    files.write(directory / "table.csv", table_.getvalue())
-    files.write(directory / "table.md", markdown(found, runs))
+    files.write(directory / layout.TABLE_CSV, table_.getvalue())
+    files.write(directory / layout.TABLE_TEXT, markdown(found, runs))
     return text(found, runs)
 
 
@@ -205,14 +203,15 @@ def _rows(
 def _best(lines: Sequence[Line], metric: str, values: Callable[[Line], dict[str, Array]]) -> set[int]:
     """The best line of every objective, where there are several to choose from and it is known which way is better."""
     # nodes that disagree are each nearer to their own optimum: where gradients are known the loss is no merit
-    if metric not in LOWER + HIGHER or (metric == "loss" and any("grad_norm" in line.end for line in lines)):
+    measure = measures.measure_of(metric)
+    if not measure.better or (measure is measures.LOSS and any(measures.GRADIENT.metric in line.end for line in lines)):
         return set()
     blocks: dict[tuple[str, ...], dict[int, float]] = {}
     for k, line in enumerate(lines):
         objective = tuple(value for key, value in line.choices.items() if key.split(".")[0] in OBJECTIVE)
         if metric in line.end and math.isfinite(found := mean(values(line)[metric])):
             blocks.setdefault(objective, {})[k] = found
-    choose = max if metric in HIGHER else min
+    choose = max if measure.higher_is_better else min
     return {k for block in blocks.values() if len(block) > 1 for k in block if block[k] == choose(block.values())}
 
 

@@ -14,9 +14,10 @@ from dgt.config import files, plain_yaml
 from dgt.errors import ConfigError, printable
 from dgt.report.groups import Curve, curve, grouped
 from dgt.report.tables import table
-from dgt.runs import measures
+from dgt.runs import layout, measures
+from dgt.runs.layout import COMPARISON
 from dgt.runs.measures import ACCURACY
-from dgt.runs.reader import COMPARISON, FINISHED, MOST_METRICS, MOST_RUNS, Run, not_ended, read_json
+from dgt.runs.reader import FINISHED, MOST_METRICS, MOST_RUNS, Run, not_ended, read_json
 
 CELL = ("weights", "topology", "strategy")
 FEW = 3  # of a problem's own metrics in the terminal; summary.json has all
@@ -43,7 +44,7 @@ def runs_of(directory: str | Path) -> list[Run]:
         raise ConfigError(f"{directory / COMPARISON}: {error.strerror}") from None
     except csv.Error as error:
         raise ConfigError(f"{directory / COMPARISON}: not a table that dgt compare wrote ({error})") from None
-    environment = read_json(directory, "environment.json", [], dict)
+    environment = read_json(directory, layout.ENVIRONMENT, [], dict)
     longest = max((run.records[-1]["iteration"] for run in found.values()), default=0)
     for run in found.values():
         ended = run.records[-1]["iteration"] == (run.iterations or longest)
@@ -55,7 +56,7 @@ def runs_of(directory: str | Path) -> list[Run]:
 def _configs(directory: Path) -> dict[tuple[str, ...], Any]:
     """The config of every cell; without one, its names are still in the CSV."""
     try:
-        plan = plain_yaml.parsed(files.read_text(directory / "config.yaml", MOST_PLAN))
+        plan = plain_yaml.parsed(files.read_text(directory / layout.CONFIG, MOST_PLAN))
         return {tuple(str(cell[key]["name"]) for key in CELL): cell for cell in plan["cells"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
@@ -131,8 +132,8 @@ def _at_end(values: Curve) -> float | None:
 def _further(runs: Sequence[Run]) -> list[str]:
     """Measures of a model, and what a problem reports of its own."""
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
-    paper = (measures.GRADIENT.metric, measures.DISTANCE.metric, measures.LOSS.metric, "consensus", *measures.UPKEEP)
-    found = [name for name in measured if name not in paper]
+    paper = (measures.GRADIENT, measures.DISTANCE, measures.LOSS, measures.CONSENSUS)
+    found = [name for name in measured if measures.measure_of(name) not in paper and name not in measures.UPKEEP]
     return sorted(found, key=lambda name: name != ACCURACY.metric)  # the others stay in their order
 
 
@@ -161,11 +162,11 @@ def text(rows: Sequence[dict[str, Any]], runs: Sequence[Run], seeds: int) -> str
     verdict = f"Strategy II is at or below Strategy I in {wins} of {len(rows)} cells."
     if not rows:
         return "nothing to compare by: the problem reports neither a gradient norm nor a loss"
-    at_end = [ACCURACY.metric] * ("accuracy I" in rows[0]) + own[:FEW]
+    at_end = [ACCURACY.metric] * (f"{ACCURACY.metric} I" in rows[0]) + own[:FEW]
     further = f"; {', '.join(at_end)} at the end" if at_end else ""
     number = f"{seeds} seed{'s' if seeds > 1 else ''}"
     what = f"{measure.label}, mean of the {measure.late_words} of the iterations{further}, {number}"
-    left = f"\nmore metrics at the end in summary.json: {', '.join(own[FEW:])}" if own[FEW:] else ""
+    left = f"\nmore metrics at the end in {layout.SUMMARY}: {', '.join(own[FEW:])}" if own[FEW:] else ""
     return f"{what}\n\n{table(shown)}\n\n{verdict}{left}"
 
 
@@ -182,6 +183,6 @@ def write(rows: Sequence[dict[str, Any]], runs: Sequence[Run], directory: str | 
     from dgt.report import curves  # matplotlib takes half a second to load
 
     directory = Path(directory)
-    files.write(directory / "summary.json", json.dumps(list(rows), indent=2) + "\n")
-    for name, measure in (("compare", measure_of(runs)), ("accuracy", ACCURACY)):
-        curves.write(runs, measure, directory / "figures" / name)
+    files.write(directory / layout.SUMMARY, json.dumps(list(rows), indent=2) + "\n")
+    for name, measure in (("compare", measure_of(runs)), (ACCURACY.metric, ACCURACY)):
+        curves.write(runs, measure, directory / layout.FIGURES / name)

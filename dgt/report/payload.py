@@ -13,30 +13,15 @@ from dgt.report import verdict as verdicts
 from dgt.report.groups import Group, choices, curve, differing, varying
 from dgt.report.layout import positions
 from dgt.report.networks import record_of
-from dgt.runs.measures import BY_METRIC, main
-from dgt.runs.reader import FINISHED, GOING_ON, METRICS, SILENT, Record, Run, is_number
+from dgt.runs.layout import METRICS, NETWORK
+from dgt.runs.measures import OF_NODES, main, measure_of
+from dgt.runs.reader import FINISHED, GOING_ON, SILENT, Record, Run, is_number
 
 CURVE_NUMBERS = 60_000  # in all curves together
 NODE_NUMBERS = 120_000  # in all measurements of single nodes
 DRAWN = 300  # nodes; larger networks are shown as dots over their weights
 ROW_NUMBERS = 40_000  # entries of W
 MOST_SHOWN = 60  # lines
-
-UNITS = {
-    "seconds": ("training time", "s"),
-    "bytes_sent": ("sent by all nodes", "bytes"),
-    "evaluation_share": ("share of the time spent evaluating", ""),
-    "tracking_residual": ("tracking residual", ""),
-    "average_norm": ("norm of the average", ""),
-    "tracking_scale": ("scale of the tracking residual", ""),
-}
-OF_NODES = {
-    "loss": ("loss", ""),
-    "from_average": ("distance from the network average", ""),
-    "waited": ("waited for neighbours so far", "s"),
-    "accuracy": ("test accuracy", ""),
-    "test_loss": ("test loss", ""),
-}
 
 
 def payload(runs: Sequence[Run], live: bool = False) -> Record:
@@ -62,7 +47,7 @@ def payload(runs: Sequence[Run], live: bool = False) -> Record:
         "made": time.strftime("%Y-%m-%d %H:%M:%S"),
         "metrics": [_metric(name) for name in metrics],
         "metric": main(metrics).metric if metrics else None,
-        "nodeMetrics": {name: {"title": title, "unit": unit} for name, (title, unit) in OF_NODES.items()},
+        "nodeMetrics": {one.metric: {"title": one.label, "unit": one.unit} for one in OF_NODES},
         "count": len(runs),
         "runs": of_runs,
         "config": _config(shown, names),
@@ -126,9 +111,8 @@ def _styles(shown: Sequence[list[Run]]) -> list[Record]:
 
 
 def _metric(name: str) -> Record:
-    measure = BY_METRIC.get(name)
-    title, unit = (measure.label, "") if measure is not None else UNITS.get(name, (name.replace("_", " "), ""))
-    return {"name": name, "title": title, "unit": unit, "log": measure is not None and measure.logarithmic}
+    measure = measure_of(name)
+    return {"name": name, "title": measure.label, "unit": measure.unit, "log": measure.logarithmic}
 
 
 def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
@@ -140,7 +124,7 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
     _stay_in_place(networks)
     if not run.networks and (run.path / METRICS).exists():  # a comparison has none
         known = "are those that its config names" if networks else "are not known"
-        notes.append(f"no network.json: the graph and the mixing rows {known}")
+        notes.append(f"no {NETWORK}: the graph and the mixing rows {known}")
     nodes = _nodes(run, numbers, notes)
     curves = _curves(runs, points, notes)
     reason = run.reason

@@ -12,7 +12,6 @@ from dgt.runs import measures
 from dgt.runs.reader import read
 
 NAMES = ("weights", "topology", "strategy", "seed")
-NOT_SHOWN = ("iteration", *measures.UPKEEP)
 
 
 def row(summary: Mapping[str, Any], swept: Mapping[str, str]) -> dict[str, str]:
@@ -28,5 +27,5 @@ def _own_metrics(run_dir: Path) -> dict[str, float]:
         run = read(run_dir)
     except ConfigError:  # deleted meanwhile
         return {}
-    own = [name for name in run.metrics if name not in measures.BY_METRIC and name not in NOT_SHOWN]
+    own = [name for name in run.metrics if name not in measures.BY_METRIC]
     return {name: aggregate.late_mean(run, name) for name in own}

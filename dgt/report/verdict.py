@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dgt.report.groups import Group, choices, curve, differing, grouped
-from dgt.runs.measures import Measure, apart, main
+from dgt.runs.measures import ACCURACY, Measure, apart, main
 from dgt.runs.reader import FAILED, FINISHED, GOING_ON, LABEL, STOPPED, Run, is_number, problems_of
 
 
@@ -91,7 +91,7 @@ def _of_one(run: Run) -> Verdict:
             headline = f"{title(run)}: {measure.label} {late:.4g} after {run.records[-1]['iteration']} iterations."
         start = f"it was {points[0][1]:.4g} at iteration {points[0][0]}"
         details.append(f"{capital(measure.label)} {late:.4g} is the mean of the {measure.late_words}; {start}.")
-    accuracy = run.curve("accuracy")
+    accuracy = run.curve(ACCURACY.metric)
     if accuracy:
         details.append(f"Test accuracy at the end: {accuracy[-1][1]:.1%}, the lambda-weighted mean over all nodes.")
     size = run.network.get("size", run.summary.get("nodes"))

@@ -15,8 +15,9 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-FOLDER = "checkpoints"  # within a run directory
-MARKER = ".checkpointed"  # left in the run directory with the first checkpoint
+from dgt.runs import layout
+
+FOLDER, MARKER = layout.CHECKPOINTS, layout.CHECKPOINTED  # within a run directory
 COMMIT = "COMMIT"
 DAMAGED, UNSOUND = f"{COMMIT}.damaged", f"{COMMIT}.unsound"  # what a record is renamed to that must not be used
 DIGITS = 12

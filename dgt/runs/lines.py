@@ -80,14 +80,11 @@ class Lines:
         before, there = self.file, _identity(self.path)
         if before is not None and there == _identity(before.fileno()) != ():
             return before
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         if before is not None and there == ():
             self._removed()
-            draft = self.path.with_name(self.path.name + ".part")
-            draft.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("wb", buffering=0) as after:
+            with replacing(self.path) as after:
                 _copy(before, after)
-            draft.replace(self.path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.file = cast(BinaryIO, self.path.open("a+b", buffering=0))
         if before is not None:
             with contextlib.suppress(OSError):

@@ -30,10 +30,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dgt.config.files import opened, parsed_json, read_text
+from dgt.config.files import opened, parsed_json, read_text, write
 from dgt.errors import AlarmError, TrainingError, printable
+from dgt.runs.layout import LOCK_PREFIX
 
-PREFIX = ".lock-"
+PREFIX = LOCK_PREFIX
 BEAT = 5.0  # seconds between two signs of life
 SILENCE = 60.0  # seconds without one after which an owner elsewhere counts as dead
 PAUSE = 0.3
@@ -168,15 +169,8 @@ class RunLock:
         return path not in self._moved and time.monotonic() > since + SILENCE
 
     def _write(self, held: bool) -> None:
-        """All of it or nothing; under a name that is no lock until it is complete."""
-        record = asdict(_self(self.run, self._since)) | {"held": held}
-        draft = self.path.with_suffix(".part")
-        try:
-            draft.write_text(json.dumps(record) + "\n", encoding="utf-8")
-            draft.replace(self.path)
-        except OSError:
-            _remove(draft)
-            raise
+        """All of it or nothing; the draft's name does not begin with `PREFIX`, so that it is no lock."""
+        write(self.path, json.dumps(asdict(_self(self.run, self._since)) | {"held": held}) + "\n")
 
     def _beat(self) -> None:
         while not self._stop.wait(BEAT):

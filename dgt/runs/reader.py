@@ -23,14 +23,26 @@ from typing import Any, BinaryIO, TypeGuard
 from dgt.config import WeightsConfig, files, plain_yaml
 from dgt.config.choices import all_topology_settings
 from dgt.errors import ConfigError, printable
-from dgt.processes.failures import FOLDER, MOST_NOTES, Failure, first, read_note
+from dgt.processes.failures import MOST_NOTES, Failure, first, read_note
+from dgt.runs.layout import (
+    COMPARISON,
+    CONFIG,
+    ENVIRONMENT,
+    EVENTS,
+    FAILURES,
+    METRICS,
+    NETWORK,
+    NODES,
+    NOT_RUNS,
+    OF_A_RUN,
+    SUMMARY,
+    WRITTEN,
+)
+from dgt.runs.measures import SECONDS
 
 Record = dict[str, Any]
 
 LABEL = ("weights", "topology", "strategy")  # by which runs are called
-METRICS, COMPARISON = "metrics.jsonl", "compare.csv"
-OF_A_RUN = (METRICS, "summary.json", "nodes.jsonl", "network.json", FOLDER)  # any of these, and it is one
-NOT_RUNS = ("checkpoints", "figures", "tensorboard", FOLDER)
 DEEPEST = 5  # folders below the one that was named
 MOST_FOLDERS, MOST_RUNS = 100_000, 10_000  # that are looked into, and read
 MOST_CONFIG, MOST_JSON = 4 * 2**20, 64 * 2**20  # bytes
@@ -136,7 +148,7 @@ def search(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
     runs: dict[Path, Path] = {}
     comparisons: dict[Path, Path] = {}
     for path in map(Path, paths):
-        if path.is_file() and path.name in (METRICS, COMPARISON, "summary.json"):
+        if path.is_file() and path.name in (METRICS, COMPARISON, SUMMARY):
             path = path.parent
         if not os.path.isdir(path):  # pathlib's raises where a parent may not be entered
             what = "a file" if os.path.exists(path) else "no such directory"
@@ -181,14 +193,14 @@ def read(path: str | Path) -> Run:
         notes.append(f"no {METRICS}: nothing was measured, or it was not copied here")
     elif not run.records and not any(note.startswith(METRICS) for note in notes):
         notes.append(f"{METRICS} has no complete line yet: nothing was measured so far")
-    run.nodes = _few_metrics(_lines(path / "nodes.jsonl", notes), notes)
-    run.events = _lines(path / "events.jsonl", notes, in_order=False)
-    networks = read_json(path, "network.json", notes, list)
+    run.nodes = _few_metrics(_lines(path / NODES, notes), notes)
+    run.events = _lines(path / EVENTS, notes, in_order=False)
+    networks = read_json(path, NETWORK, notes, list)
     run.networks = [network for network in networks if _is_network(network)]
     if len(run.networks) < len(networks):
-        notes.append("network.json does not fit together: left out")
-    run.summary = read_json(path, "summary.json", notes, dict)
-    run.environment = read_json(path, "environment.json", notes, dict)
+        notes.append(f"{NETWORK} does not fit together: left out")
+    run.summary = read_json(path, SUMMARY, notes, dict)
+    run.environment = read_json(path, ENVIRONMENT, notes, dict)
     run.failures = _failures(path, run.environment, notes)
     run.state = _state(run)
     notes += _remarks(run)
@@ -207,18 +219,18 @@ def _text(file: Path, notes: list[str], most: int) -> str | None:
 
 
 def _config(path: Path, notes: list[str]) -> Record:
-    text = _text(path / "config.yaml", notes, MOST_CONFIG)
+    text = _text(path / CONFIG, notes, MOST_CONFIG)
     if text is None:
-        if not os.path.lexists(path / "config.yaml"):
-            notes.append("no config.yaml: what was chosen is known from the summary only")
+        if not os.path.lexists(path / CONFIG):
+            notes.append(f"no {CONFIG}: what was chosen is known from the summary only")
         return {}
     try:
         found = plain_yaml.parsed(text)
     except ValueError:  # a date like 2020-13-45 as well
-        notes.append("config.yaml is damaged: left out")
+        notes.append(f"{CONFIG} is damaged: left out")
         return {}
     if not isinstance(found, dict):
-        notes.append("config.yaml is not a config: left out")
+        notes.append(f"{CONFIG} is not a config: left out")
         return {}
     return found
 
@@ -316,10 +328,10 @@ def _is_network(found: object) -> bool:
 def _failures(path: Path, environment: Record, notes: list[str]) -> list[Failure]:
     """The notes that ranks left in the last start of the run; those of earlier starts no longer matter."""
     try:
-        starts = sorted(entry.name for entry in os.scandir(path / FOLDER) if entry.is_dir())
+        starts = sorted(entry.name for entry in os.scandir(path / FAILURES) if entry.is_dir())
         if not starts or starts[-1] < str(environment.get("start", "")):
             return []
-        folder = path / FOLDER / starts[-1]
+        folder = path / FAILURES / starts[-1]
         names = sorted(name for name in os.listdir(folder) if name.startswith("rank-") and name.endswith(".json"))
     except OSError:
         return []
@@ -328,7 +340,7 @@ def _failures(path: Path, environment: Record, notes: list[str]) -> list[Failure
         try:
             found.append(read_note(folder / name))
         except (OSError, ValueError):
-            notes.append(f"{short(f'{FOLDER}/{starts[-1]}/{name}')} is damaged: left out")
+            notes.append(f"{short(f'{FAILURES}/{starts[-1]}/{name}')} is damaged: left out")
     return found
 
 
@@ -345,13 +357,13 @@ def _state(run: Run) -> str:
     stops = [event for event in run.events if event.get("event") == "stopped"]
     if stops and stops[-1]["iteration"] >= last and stops[-1].get("start") == run.environment.get("start"):
         return STOPPED
-    return not_ended(run, (METRICS, "nodes.jsonl", "network.json", "environment.json", "config.yaml"))
+    return not_ended(run, WRITTEN)
 
 
 def not_ended(run: Run, files: Sequence[str]) -> str:
     """Going on, or silent: no file was written for a while, not counting what usually passes between two lines."""
     written = [(run.path / name).stat().st_mtime for name in files if (run.path / name).exists()]
-    seconds = run.curve("seconds")
+    seconds = run.curve(SECONDS.metric)
     pause = seconds[-1][1] / len(seconds) if seconds else 0.0
     return GOING_ON if time.time() - max(written, default=0.0) - 5 * pause < SILENCE else SILENT
 

@@ -19,11 +19,12 @@ import torch
 from dgt.config import Config
 from dgt.exchange.frames import Frame, Seal, number_of
 from dgt.processes.node import Node
+from dgt.runs.layout import CHAOS_STRUCK
 from dgt.training.checkpoints.files import no_space
 from dgt.training.checkpoints.state import Tree, copied
 from dgt.training.session import Session
 
-MARKER = "chaos-struck"
+MARKER = CHAOS_STRUCK
 BACK = 5  # iterations that a rolled-back node goes back
 COMMIT_PHASES = ("commit", "prune")  # rank 0's
 

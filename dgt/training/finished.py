@@ -13,10 +13,11 @@ from dgt.config.files import parsed_json, read_text
 from dgt.errors import SharedError, printable
 from dgt.processes.agreement import broadcast_text
 from dgt.processes.node import Node
+from dgt.runs.layout import SUMMARY
 from dgt.runs.lines import records_in
-from dgt.runs.logger import in_words
+from dgt.runs.measures import in_words
 
-SUMMARY, MOST_SUMMARY = "summary.json", 2**20
+MOST_SUMMARY = 2**20
 log = logging.getLogger(__name__)
 
 

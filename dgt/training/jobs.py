@@ -15,8 +15,8 @@ from dgt.config import Config
 from dgt.network.weights import Weights
 from dgt.processes.agreement import broadcast_text, together
 from dgt.processes.node import Node
+from dgt.runs.claiming import goes_on, refuse_results
 from dgt.runs.holding import hold
-from dgt.runs.logger import goes_on, refuse_results
 from dgt.training.ending import Stopped
 from dgt.training.guard import RunGuard
 from dgt.training.trainer import train

@@ -24,8 +24,8 @@ from dgt.processes import output
 from dgt.processes.node import Node
 from dgt.runs import lock
 from dgt.runs.folders import COMMIT, DAMAGED
+from dgt.runs.layout import SUPERSEDED
 from dgt.runs.lock import RunLock
-from dgt.runs.logger import SUPERSEDED
 from dgt.training.checkpoints import finding
 from dgt.training.jobs import TrainJob
 from tests.distributed.processes import until

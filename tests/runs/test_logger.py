@@ -42,7 +42,7 @@ def test_metrics_wait_until_there_is_room_again(tmp_path: Path, capsys: pytest.C
     logger = RunLogger(Config(iterations=30, run_dir=str(tmp_path)), 2, speaks=True)
     logger.start(0)
     disk = FullNowAndThen(tmp_path / "metrics.jsonl")
-    logger._metrics.file = disk  # type: ignore[assignment]
+    logger._jsonl.metrics.file = disk  # type: ignore[assignment]
     for iteration in range(0, 30, 3):
         disk.room = {6: 7, 9: 0, 12: 0}.get(iteration, 1 << 20)
         logger.record(iteration, {"loss": np.ones(1), "evaluation_share": np.zeros(1), "bytes_sent": np.zeros(1)})

@@ -23,9 +23,11 @@ from dgt.errors import ConfigError
 from dgt.processes.node import Node
 from dgt.runs import folders, lines, lock
 from dgt.runs.folders import DAMAGED, MARKER, UNSOUND, step_of
+from dgt.runs.layout import SUPERSEDED
 from dgt.runs.lines import ExactSum, Lines
 from dgt.runs.lock import RunLock
-from dgt.runs.logger import SHOWN, SUPERSEDED, RunLogger
+from dgt.runs.logger import RunLogger
+from dgt.runs.measures import SHOWN
 from dgt.training.checkpoints import files as checkpoint
 from dgt.training.checkpoints import finding
 from dgt.training.checkpoints.files import COMMIT, Commit, Writer, committed, read_rank

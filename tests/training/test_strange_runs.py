@@ -18,15 +18,17 @@ from dgt.config import Config
 from dgt.errors import ConfigError
 from dgt.processes import failures
 from dgt.runs import folders, lock
+from dgt.runs.claiming import claim
 from dgt.runs.folders import MARKER
 from dgt.runs.holding import held
+from dgt.runs.layout import SUMMARY, SUPERSEDED
 from dgt.runs.lines import Tail, records_in
 from dgt.runs.lock import RunLock
-from dgt.runs.logger import SUPERSEDED, RunLogger, claim
+from dgt.runs.logger import RunLogger
 from dgt.training.checkpoints import finding
 from dgt.training.checkpoints.files import Writer, committed
 from dgt.training.checkpoints.finding import once_committed
-from dgt.training.finished import SUMMARY, _summary
+from dgt.training.finished import _summary
 
 pytestmark = pytest.mark.timeout(30)
 

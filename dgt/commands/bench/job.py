@@ -27,7 +27,7 @@ from dgt.network import graphs
 from dgt.network.weights import Weights, normalise
 from dgt.processes.agreement import together
 from dgt.processes.node import Node
-from dgt.runs.logger import Progress
+from dgt.runs.sinks.progress import Progress
 
 VARIANTS = {
     "compute": "forward and backward only: what no optimizer can go below",

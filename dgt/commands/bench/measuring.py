@@ -12,11 +12,13 @@ from dgt.commands.bench import scaling
 from dgt.commands.bench.job import BenchConfig, BenchJob, refuse_without_effect
 from dgt.config import compose as composing
 from dgt.config.checks import build
+from dgt.config.files import write
 from dgt.errors import ConfigError
 from dgt.launching.launch import JoinOptions, be_rank, start_ranks
 from dgt.processes import environment
 from dgt.processes.placement import Placement
-from dgt.runs.logger import claim
+from dgt.runs import layout
+from dgt.runs.claiming import claim
 
 
 def bench(overrides: list[str], as_json: bool) -> None:
@@ -59,7 +61,7 @@ def _config(settings: dict[str, typing.Any], here: Placement) -> BenchConfig:
 def _show(config: BenchConfig, results: bench_report.Results, as_json: bool) -> None:
     rows = bench_report.summarise(results)
     title = f"{config.preset}, {config.nodes} ranks, {config.topology}"
-    bench_report.figure(rows, title, Path(str(config.run_dir)) / "figures" / "bench")
+    bench_report.figure(rows, title, Path(str(config.run_dir)) / layout.FIGURES / "bench")
     _write(config, rows, bench_report.text(rows), "bench", as_json)
 
 
@@ -73,15 +75,15 @@ def _scaling(config: BenchConfig, as_json: bool) -> None:
         measured += [(grows, value, result) for (grows, value, _), result in zip(cells, results, strict=True)]
     measured.sort(key=lambda cell: (scaling.GROWTH.index(cell[0]), cell[1]))
     rows = bench_report.scaling_rows(measured)
-    bench_report.scaling_figure(rows, Path(str(config.run_dir)) / "figures" / "scaling")
+    bench_report.scaling_figure(rows, Path(str(config.run_dir)) / layout.FIGURES / "scaling")
     _write(config, rows, bench_report.scaling_text(rows), "scaling", as_json)
 
 
 def _write(config: BenchConfig, rows: list[dict[str, typing.Any]], words: str, figure: str, as_json: bool) -> None:
     directory = Path(str(config.run_dir))
     record = json.dumps({"config": dataclasses.asdict(config), "rows": rows}, indent=2)
-    (directory / "bench.json").write_text(record + "\n", encoding="utf-8")
+    write(directory / layout.BENCH, record + "\n")
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
-        print(f"{words}\nfigure  {directory / 'figures' / figure}.png\ndata    {directory / 'bench.json'}")
+        print(f"{words}\nfigure  {directory / layout.FIGURES / figure}.png\ndata    {directory / layout.BENCH}")

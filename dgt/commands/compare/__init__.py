@@ -22,8 +22,10 @@ def run(options: argparse.Namespace) -> None:
     from dgt.config import effect
     from dgt.launching.launch import JoinOptions, start_ranks
     from dgt.report import compare as compare_report
+    from dgt.runs import layout
+    from dgt.runs.claiming import claim, refuse_results
     from dgt.runs.holding import held
-    from dgt.runs.logger import check_logger, claim, refuse_results
+    from dgt.runs.mirrors import check_logger
 
     here = environment.placement()
     if here.launcher != "alone":
@@ -49,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     cells = job.both_strategies(configs)
     groups = job.by_network_size(cells, here)
     directory = Path(claim(configs[0].run_dir, "compare"))
-    path = str(directory / "compare.csv")
+    path = str(directory / layout.COMPARISON)
     with held(directory, log.info):
         refuse_results(directory)  # another run may have had it since
         job.start(directory, cells, seeds)
@@ -62,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(rows, indent=2))
         return
     print(compare_report.text(rows, results, len(seeds)))
-    print(f"figure  {directory / 'figures' / 'compare.png'}\ndata    {path}")
+    print(f"figure  {directory / layout.FIGURES / 'compare.png'}\ndata    {path}")
 
 
 COMMAND = Command(

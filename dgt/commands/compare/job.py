@@ -6,25 +6,31 @@ travel in the same messages, and ten seeds cost little more than one. The number
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
+import io
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from dgt import problems
 from dgt.config import Config, StrategyConfig
+from dgt.config.files import write
 from dgt.errors import ConfigError
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
-from dgt.runs.logger import Progress
-from dgt.runs.measures import Metrics, NodeMetrics
+from dgt.runs import layout
+from dgt.runs.folders import Once
+from dgt.runs.logger import LONGEST_WAIT
+from dgt.runs.measures import COLUMNS, Measure, Metrics, NodeMetrics, measure_of
+from dgt.runs.mirrors import Mirrors
+from dgt.runs.sink import RunInfo
+from dgt.runs.sinks.progress import Progress
 from dgt.training.guard import Guard
 from dgt.training.recording import versions
 from dgt.training.setup import network_of
@@ -33,12 +39,6 @@ from dgt.training.trainer import train
 log = logging.getLogger(__name__)
 
 RUN = ("weights", "topology", "strategy", "seed", "iteration")
-# whatever else is measured, such as a problem's own metrics, gets a column when it first comes up
-COLUMNS = (
-    "loss", "grad_norm", "distance", "accuracy", "average_accuracy", "test_loss", "average_test_loss", "consensus",
-    "tracking_residual", "evaluation_share",
-)  # fmt: skip
-OF_ALL_SEEDS = ("seconds", "bytes_sent")  # where seeds are stacked they share messages and time: no value of one seed
 Row = dict[str, object]
 
 
@@ -56,9 +56,9 @@ class CompareJob:
             label = f"[{number}/{len(runs)}] {cell_name(config)} {config.strategy.name}"
             if len(seeds) < len(self.seeds):
                 label += f" seed {seeds[0]}"
-            boards = Boards.of_cell(Path(self.csv_path).parent, config, seeds, speaks=node.is_main)
+            mirrors = mirrors_of(config, seeds, Path(self.csv_path).parent, speaks=node.is_main)
             progress = Progress(config.iterations, label, speaks=node.is_main, lines=1)
-            recorder = Recorder(config, seeds, progress, boards)
+            recorder = Recorder(config, seeds, progress, mirrors)
             config = dataclasses.replace(config, seed=seeds[0])
             weights, drawn = network_of(config, node.placement, as_drawn=True)
             train(config, node, weights, drawn, Guard(recorder.record), seeds)
@@ -77,66 +77,56 @@ class Recorder:
     config: Config
     seeds: list[int]
     progress: Progress
-    boards: Boards
+    mirrors: list[Mirrors]
     rows: list[Row] = field(default_factory=list)
+    final: list[Row] = field(default_factory=list)
+    """The last record of every seed."""
+
+    def __post_init__(self) -> None:
+        for mirror in self.mirrors:
+            mirror.start(-1)
 
     def record(self, iteration: int, metrics: Metrics, nodes: NodeMetrics) -> None:
-        names = [name for name in metrics if name not in OF_ALL_SEEDS]
+        names = [name for name in metrics if _has_column(measure_of(name))]
         taken = next((name for name in names if name in RUN), None)
         if taken is not None:
-            words = f"a metric called {taken}; compare.csv has another column of this name, rename it in measure()"
+            words = (
+                f"a metric called {taken}; {layout.COMPARISON} has another column of this name, rename it in measure()"
+            )
             raise ConfigError(f"problem={self.config.problem.name}: {words}")
         cell = (self.config.weights.name, self.config.topology.name, self.config.strategy.name)
+        self.final = []
         for k, seed in enumerate(self.seeds):
             values = {name: float(metrics[name][k]) for name in names}
             written = {name: repr(value) for name, value in values.items()}
-            self.rows.append({**dict(zip(RUN, (*cell, seed, iteration), strict=True)), **written})
-            self.boards.write(k, iteration, values)
+            run = dict(zip(RUN, (*cell, seed, iteration), strict=True))
+            self.rows.append({**run, **written})
+            self.final.append({**run, **values})
+            self.mirrors[k].record(iteration, values, None)
         self.progress.update(iteration, {name: float(metrics[name].mean()) for name in names})
 
     def close(self) -> None:
         self.progress.close()
-        self.boards.close()
+        for mirror, final in zip(self.mirrors, self.final, strict=True):
+            mirror.finish(final)
+        until = time.monotonic() + min(LONGEST_WAIT, self.config.timeout / 2)
+        for mirror in self.mirrors:
+            mirror.close(max(0.0, until - time.monotonic()))
 
 
-@dataclass(slots=True)
-class Boards:
-    """TensorBoard's mirror of a run, a writer per seed; none without logger=tensorboard, and on all ranks but 0."""
+def mirrors_of(config: Config, seeds: Sequence[int], directory: Path, speaks: bool) -> list[Mirrors]:
+    """The sinks of one run, for every seed its own: tensorboard/A-ring-II/seed-0 and so on; none but on rank 0."""
+    cell, tell = f"{config.weights.name}-{config.topology.name}-{config.strategy.name}", Once(log.info)
+    made = []
+    for seed in seeds if speaks else ():
+        values = dataclasses.replace(config, seed=seed).to_dict()
+        run = RunInfo(directory, values, cell_name(config), config.iterations, part=f"{cell}/seed-{seed}")
+        made.append(Mirrors(config.logger, run, tell))
+    return made
 
-    writers: list[Any] = field(default_factory=list)
 
-    @classmethod
-    def of_cell(cls, directory: Path, config: Config, seeds: Sequence[int], speaks: bool) -> Boards:
-        """tensorboard/A-ring-II/seed-0 and so on, in this directory."""
-        if config.logger.name != "tensorboard" or not speaks:
-            return cls()
-        from torch.utils.tensorboard import SummaryWriter
-
-        cell = f"{config.weights.name}-{config.topology.name}-{config.strategy.name}"
-        boards = cls()
-        with boards.may_fail():
-            boards.writers = [SummaryWriter(str(directory / "tensorboard" / cell / f"seed-{seed}")) for seed in seeds]
-        return boards
-
-    def write(self, number: int, iteration: int, values: Mapping[str, float]) -> None:
-        """The metrics of one of the seeds."""
-        with self.may_fail():
-            for name, value in values.items() if self.writers else ():
-                self.writers[number].add_scalar(name, value, iteration)
-
-    def close(self) -> None:
-        with self.may_fail():
-            for writer in self.writers:
-                writer.close()
-
-    @contextlib.contextmanager
-    def may_fail(self) -> Iterator[None]:
-        """A mirror that cannot be written does not end the comparison."""
-        try:
-            yield
-        except OSError as error:
-            self.writers = []
-            log.warning("tensorboard: %s; going on without it", error.strerror or error)
+def _has_column(measure: Measure) -> bool:
+    return measure.recorded and not measure.of_all_seeds
 
 
 def cell_name(config: Config) -> str:
@@ -175,9 +165,9 @@ def check(configs: Sequence[Config], seeds: Sequence[int], placement: Placement)
 def start(directory: Path, cells: Sequence[Config], seeds: list[int]) -> None:
     """config.yaml with every cell, environment.json, and the head of compare.csv."""
     plan = {"seeds": seeds, "cells": [cell.to_dict() for cell in cells]}
-    (directory / "config.yaml").write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
-    (directory / "environment.json").write_text(json.dumps(versions(), indent=2) + "\n", encoding="utf-8")
-    with (directory / "compare.csv").open("w", newline="", encoding="utf-8") as file:
+    write(directory / layout.CONFIG, yaml.safe_dump(plan, sort_keys=False))
+    write(directory / layout.ENVIRONMENT, json.dumps(versions(), indent=2) + "\n")
+    with (directory / layout.COMPARISON).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerow((*RUN, *COLUMNS))
 
 
@@ -196,9 +186,9 @@ def append_rows(path: str, rows: Sequence[Row]) -> None:
 
 def _widen(table: Path, names: Sequence[str]) -> None:
     """The same rows with these columns; the file is the old one or the new one, never half of it."""
-    draft = table.with_name(f"{table.name}.part")
-    with table.open(newline="", encoding="utf-8") as old, draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, restval="")
+    wider = io.StringIO(newline="")
+    with table.open(newline="", encoding="utf-8") as old:
+        writer = csv.DictWriter(wider, names, restval="")
         writer.writeheader()
         writer.writerows(csv.DictReader(old))
-    draft.replace(table)
+    write(table, wider.getvalue())

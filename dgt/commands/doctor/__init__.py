@@ -40,9 +40,10 @@ def run(options: argparse.Namespace) -> None:
 def _explain_failure(options: argparse.Namespace) -> None:
     """Why a run failed, from the notes its ranks left."""
     from dgt.processes import failures
+    from dgt.runs.layout import CONFIG
 
     run_dir = Path(options.overrides[0])
-    if len(options.overrides) > 1 or not os.access(run_dir / "config.yaml", os.R_OK):
+    if len(options.overrides) > 1 or not os.access(run_dir / CONFIG, os.R_OK):
         raise ConfigError(f"{' '.join(options.overrides)}: dgt doctor takes one run directory, or nothing")
     notes = failures.of_run(run_dir)
     if options.json:

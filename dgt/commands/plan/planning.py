@@ -39,7 +39,7 @@ from dgt.errors import ConfigError
 from dgt.network import plan as planner
 from dgt.network.topologies import PROPOSED
 from dgt.processes.placement import Placement
-from dgt.runs.logger import Progress
+from dgt.runs.sinks.progress import Progress
 from dgt.training.setup import network_of
 
 BOTH = ("strategy=I,II", "strategy=II,I")  # as without them

@@ -16,7 +16,8 @@ settings:
 def run(options: argparse.Namespace) -> None:
     """The page, figures and tables of runs."""
     from dgt.commands.report import pages
-    from dgt.runs.logger import Progress
+    from dgt.runs import layout
+    from dgt.runs.sinks.progress import Progress
 
     paths, out = pages.parse(options.overrides)
     if options.follow and not pages.follow(paths, out):
@@ -37,7 +38,10 @@ def run(options: argparse.Namespace) -> None:
         beside = written[0].parent
         places = [f"page    {written[0]}"]
         if words:
-            places += [f"tables  {beside / 'table.md'}, table.csv", f"figures {beside / 'figures'}"]
+            places += [
+                f"tables  {beside / layout.TABLE_TEXT}, {layout.TABLE_CSV}",
+                f"figures {beside / layout.FIGURES}",
+            ]
         print("\n\n".join(part for part in (words, "\n".join(places)) if part))
 
 

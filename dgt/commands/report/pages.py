@@ -10,7 +10,8 @@ from pathlib import Path
 from dgt.config.checks import nearest
 from dgt.errors import ConfigError
 from dgt.report import aggregate, compare, html
-from dgt.runs.reader import GOING_ON, METRICS, SILENCE, SILENT, Run, read, search
+from dgt.runs import layout
+from dgt.runs.reader import GOING_ON, SILENCE, SILENT, Run, read, search
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ def page_path(paths: Sequence[str], out: Path | None) -> Path:
     """In the directory that was named, be it a run or a folder of runs; for several in report/, here."""
     if out is None:
         named = list(dict.fromkeys(path.parent if path.is_file() else path for path in map(Path, paths)))
-        return (named[0] if len(named) == 1 else Path("report")) / "report.html"
-    return out / "report.html" if out.is_dir() else out
+        return (named[0] if len(named) == 1 else Path("report")) / layout.PAGE
+    return out / layout.PAGE if out.is_dir() else out
 
 
 def runs_in(paths: Sequence[str]) -> list[Run]:
@@ -48,7 +49,7 @@ def runs_in(paths: Sequence[str]) -> list[Run]:
     runs = [read(folder) for folder in folders]
     runs += [run for folder in comparisons for run in compare.runs_of(folder)]
     if not runs:
-        raise ConfigError(f"{' '.join(paths)}: no run in there; a run directory holds {METRICS}")
+        raise ConfigError(f"{' '.join(paths)}: no run in there; a run directory holds {layout.METRICS}")
     return runs
 
 
@@ -66,8 +67,8 @@ def write(paths: Sequence[str], out: Path | None = None, advance: Advance | None
 
         try:
             words = aggregate.write(runs, page.parent)
-            written += [page.parent / name for name in ("table.csv", "table.md")]
-            written += figures.write(runs, page.parent / "figures", advance)
+            written += [page.parent / name for name in (layout.TABLE_CSV, layout.TABLE_TEXT)]
+            written += figures.write(runs, page.parent / layout.FIGURES, advance)
         except OSError as error:
             raise ConfigError(f"out={page}: cannot write beside it ({error.strerror}); choose another file") from None
     return written, words

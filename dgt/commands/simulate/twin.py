@@ -25,10 +25,12 @@ from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, smoothness, summarise
 from dgt.processes.placement import Placement
+from dgt.runs.claiming import claim_run_dir, refuse_results
 from dgt.runs.holding import held
 from dgt.runs.lock import RunLock
-from dgt.runs.logger import RunLogger, check_logger, claim_run_dir, refuse_results
+from dgt.runs.logger import RunLogger
 from dgt.runs.measures import Metrics
+from dgt.runs.mirrors import check_logger
 from dgt.training.evaluation import Evaluation
 from dgt.training.health import Health
 from dgt.training.recording import versions

@@ -31,6 +31,7 @@ from dgt.processes.agreement import broadcast_text, share_trouble
 from dgt.processes.node import Node
 from dgt.runs import folders
 from dgt.runs.folders import COMMIT, DAMAGED, FOLDER, MARKER
+from dgt.runs.layout import SUMMARY
 from dgt.training.checkpoints import files as checkpoint
 from dgt.training.checkpoints.files import Commit, Read, in_words, twice
 
@@ -78,7 +79,7 @@ def once_committed(run_dir: Path, keeps: bool = True) -> str:
     """What shows that this run has had a checkpoint; empty if nothing does. `keeps`: whether its kind keeps any."""
     if folders.has(run_dir / MARKER):
         return _said_by(run_dir / MARKER) or f"{MARKER} is there: this run has had a checkpoint"
-    if keeps and folders.has(run_dir / "summary.json"):
+    if keeps and folders.has(run_dir / SUMMARY):
         return "This run has finished, and kept checkpoints"
     return ""
 

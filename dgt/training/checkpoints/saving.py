@@ -20,6 +20,7 @@ from dgt.processes.node import Node
 from dgt.processes.notices import NEVER
 from dgt.processes.regroup import BROKEN, Question
 from dgt.runs.folders import COMMIT, FOLDER, MARKER, UNSOUND
+from dgt.runs.layout import METRICS
 from dgt.training.checkpoints import files as checkpoint
 from dgt.training.checkpoints.files import Commit, Writer, in_words
 from dgt.training.checkpoints.finding import Say, evidence_in, find, read_by_all, source_of
@@ -190,7 +191,7 @@ def resume(session: Session, say: Say) -> tuple[int, Path | None]:
     commit = find(session.node, source, config.resume, say, use, lambda: evidence_in(config))
     if commit is None or warm:
         return 0, None
-    return commit.step, commit.path.parents[1] / "metrics.jsonl"
+    return commit.step, commit.path.parents[1] / METRICS
 
 
 def compare(
