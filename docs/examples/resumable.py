@@ -1,0 +1,30 @@
+"""Stop it with Ctrl-C and start it again: it goes on where it was, bit by bit."""
+
+import torch
+
+import dgt
+
+with dgt.join() as node:
+    network = dgt.Network(node, dgt.graphs.ring(node.size), [1.0 + i for i in range(node.size)])
+
+    torch.manual_seed(node.rank)
+    inputs = torch.randn(256, 8, device=node.device)
+    targets = inputs.sum(1, keepdim=True)
+    model = torch.nn.Linear(8, 1).to(node.device)
+    optimizer = dgt.GradientTracking(model.parameters(), lr=0.02, network=network)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=100, gamma=0.5)
+
+    node.stop_on_signals()  # SIGTERM, SIGUSR1 or Ctrl-C on any rank: all stop at the same step
+    checkpoints = dgt.Checkpoints(
+        "checkpoints", network, every=50, model=model, optimizer=optimizer, scheduler=scheduler
+    )
+    begin = checkpoints.resume()
+    for step in range(begin, 300):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        scheduler.step()
+        if checkpoints.step(step + 1):  # True: saved, because somebody asked to stop
+            break
+    if node.is_main:
+        print(f"steps {begin} to {step + 1}" if begin < 300 else "all steps are done")
