@@ -76,10 +76,13 @@ def test_python_on_pages_is_that_of_the_examples(page: str) -> None:
 
 
 def _contains(text: str, block: str) -> bool:
-    lines, wanted = text.splitlines(), textwrap.dedent(block).strip("\n")
-    length = len(wanted.splitlines())
-    parts = (lines[start : start + length] for start in range(len(lines) - length + 1))
-    return any(textwrap.dedent("\n".join(part)) == wanted for part in parts)
+    lines, wanted = _lines(text), textwrap.dedent("\n".join(_lines(block))).splitlines()
+    parts = (lines[start : start + len(wanted)] for start in range(len(lines) - len(wanted) + 1))
+    return any(textwrap.dedent("\n".join(part)).splitlines() == wanted for part in parts)
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize("page", [name for name, text in TEXT.items() if blocks("yaml", text)])

@@ -12,18 +12,14 @@ with dgt.join() as node:
     targets = inputs.sum(1, keepdim=True)
     model = torch.nn.Linear(8, 1).to(node.device)
     optimizer = dgt.GradientTracking(model.parameters(), lr=0.02, network=network)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=100, gamma=0.5)
 
     node.stop_on_signals()  # SIGTERM, SIGUSR1 or Ctrl-C on any rank: all stop at the same step
-    checkpoints = dgt.Checkpoints(
-        "checkpoints", network, every=50, model=model, optimizer=optimizer, scheduler=scheduler
-    )
+    checkpoints = dgt.Checkpoints("checkpoints", network, every=50, model=model, optimizer=optimizer)
     begin = checkpoints.resume()
     for step in range(begin, 300):
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
-        scheduler.step()
         if checkpoints.step(step + 1):  # True: saved, because somebody asked to stop
             break
     if node.is_main:
