@@ -6,12 +6,14 @@ That links lead somewhere, and the names in the reference exist, `mkdocs build -
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import textwrap
 from pathlib import Path
 
 import pytest
 
+import dgt
 from dgt.config.compose import compose
 from dgt.exchange import frames, shared
 from dgt.models import resnet18
@@ -58,7 +60,7 @@ def test_every_other_command_has_its_test(line: str) -> None:
 
 @pytest.mark.parametrize("line", [*INLINE, *(line for line in LINES if " dgt train " in line)])
 def test_settings_of_commands_that_are_not_run_exist(line: str) -> None:
-    words = shlex.split(line[line.index("dgt ") :])[2:]
+    words = [word for word in shlex.split(line[line.index("dgt ") :])[2:] if "=" in word]
     compose([re.sub(r"=([^\[,]+),.*", r"=\1", word) for word in words])  # of several choices the first
 
 
@@ -133,3 +135,18 @@ def test_the_wire_format_on_the_page_is_that_of_the_frames() -> None:
     assert f"tail, {frames.TAIL} bytes" in TEXT["architecture.md"]
     for place in (shared.PUBLISHED, shared.BELL, shared.LEFT, shared.SIGNATURES):
         assert re.search(rf"^\| {place} \| ", TEXT["architecture.md"], flags=re.MULTILINE)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = TEXT["reference.md"]
+    assert [
+        name for name in dgt.__all__ if f"::: dgt.{name}\n" not in page and not re.search(rf"[\[ ]{name}[,\]]", page)
+    ] == []
+
+
+def test_columns_of_docstrings_are_tables_in_the_reference() -> None:
+    pytest.importorskip("griffe")
+    as_markdown = runpy.run_path(str(TOP / "docs" / "docstrings.py"))["as_markdown"]
+    assert as_markdown("Join.\n\nname    its name,\n        in full\nother   a | b\n\nThen this.") == (
+        "Join.\n\n\n| | |\n|---|---|\n| `name` | its name, in full |\n| `other` | a \\| b |\n\n\nThen this."
+    )
