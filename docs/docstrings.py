@@ -11,14 +11,18 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from griffe import Class, Extension, Function, Object
+from griffe import Class, Extension, Function, Module, Object
 
 ROW = re.compile(r"^ {0,4}(\*{0,2}\w+(?:, \w+)*) {2,}(\S.*)$")
 MORE = re.compile(r"^ {4,}(\S.*)$")
 
 
 class Columns(Extension):
-    """Rewrites the docstrings of classes, functions and attributes; code is left alone."""
+    """Rewrites the docstrings of classes and functions; of a module's it keeps the first paragraph, which has no code."""
+
+    def on_module_instance(self, *, mod: Module, **_: Any) -> None:
+        if mod.docstring is not None:
+            mod.docstring.value = mod.docstring.value.split("\n\n")[0]
 
     def on_class_instance(self, *, cls: Class, **_: Any) -> None:
         rewrite(cls)
@@ -33,7 +37,7 @@ def rewrite(documented: Object) -> None:
 
 
 def as_markdown(text: str) -> str:
-    """The docstring with its columns as tables; a name without a table around it is a code span."""
+    """The docstring with its columns as tables; a line that is indented further continues the row above it."""
     return "\n".join(_lines(text.splitlines()))
 
 
