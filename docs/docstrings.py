@@ -18,7 +18,7 @@ MORE = re.compile(r"^ {4,}(\S.*)$")
 
 
 class Columns(Extension):
-    """Rewrites the docstrings of classes and functions; of a module's it keeps the first paragraph, which has no code."""
+    """Rewrites docstrings of classes and functions; of a module's it keeps the first paragraph, which has no code."""
 
     def on_module_instance(self, *, mod: Module, **_: Any) -> None:
         if mod.docstring is not None:

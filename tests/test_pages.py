@@ -27,7 +27,7 @@ SLURM, BENCH, HOSTS = "distributed/test_slurm.py", "distributed/test_bench.py", 
 RUN_BY = {
     r"bash launch/quickstart.sh$": "distributed/test_shown.py::test_quickstart_prints_a_table_and_a_figure",
     r"(DGT_SEED=7 DGT_SCHEDULES=200 )?bash launch/test.sh": "test_pages.py::test_every_other_command_has_its_test",
-    r"source .venv/bin/activate$|cd docs/examples$": "distributed/test_shown.py::test_every_example_runs",
+    r"source .venv/bin/activate$|cd docs/examples$": "distributed/test_shown.py::test_every_example_trains",
     r"torchrun --nproc-per-node 16 -m dgt train": (
         "distributed/test_commands.py::test_torchrun_and_dgt_write_identical_metrics"
     ),
