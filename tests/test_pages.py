@@ -23,7 +23,8 @@ from tests.distributed.test_shown import COMMANDS, PROGRAMS
 from tests.pages import EXAMPLES, INLINE, LINES, TEXT, TOP, blocks
 
 SLURM, BENCH, HOSTS = "distributed/test_slurm.py", "distributed/test_bench.py", "distributed/test_hosts.py"
-# how a command begins that needs Slurm, root, two hosts, GPUs or a container, and the test that runs it in small
+# how a command begins that needs Slurm, root, two hosts, GPUs or a container, and the test nearest to it: the same in
+# small, on the CPU in place of GPUs, `dgt doctor` on two hosts by srun; images are only linted (docker/check.sh builds)
 RUN_BY = {
     r"bash launch/quickstart.sh$": "distributed/test_shown.py::test_quickstart_prints_a_table_and_a_figure",
     r"(DGT_SEED=7 DGT_SCHEDULES=200 )?bash launch/test.sh": "test_pages.py::test_every_other_command_has_its_test",
