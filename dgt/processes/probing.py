@@ -122,7 +122,7 @@ def closed(rank: int, host: str, port: str, why: str) -> str:
     return (
         f"rank {rank} on {socket.gethostname()} does not reach port {port} of {host}: {why}; is there a firewall "
         f"between the hosts? ranks listen on ports {_range()} (sysctl net.ipv4.ip_local_port_range), which must be "
-        "open between them: launch/cluster.md, Ports"
+        "open between them: docs/clusters.md, Ports"
     )
 
 

@@ -71,7 +71,7 @@ def rendezvous_error(rank: int, place: str, error: RuntimeError) -> PeerError:
     if not probing.loopback_is_up() and "127.0.0.1" in (place or "127.0.0.1"):
         return PeerError(f"rank {rank}: {probing.DOWN}")
     hint = "did all ranks start, is that host reachable, is GLOO_SOCKET_IFNAME the network between hosts"
-    hint = f"{hint}, does a firewall close their ports (launch/cluster.md, Ports)?" if place else f"{hint}?"
+    hint = f"{hint}, does a firewall close their ports (docs/clusters.md, Ports)?" if place else f"{hint}?"
     return PeerError(f"rank {rank}: could not meet the other ranks{place} ({what}); {hint}")
 
 
