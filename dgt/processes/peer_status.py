@@ -1,91 +1,100 @@
-"""Where ranks are, said in the store in which they met: who has left, and what a rank that gives up was waiting in.
+"""Keys in the rendezvous store that say which ranks have left the network, and where a rank was when it timed out.
 
-Nothing is written or read while all goes well. Whoever looks does so in a thread of its own and for a short time
-only: the store may be on the other side of a broken link.
+Written and read only when a rank leaves or fails, never while all goes well. Every access runs in a thread and is given
+up after `ACCESS_SECONDS`: the store may be on the other side of a broken link, where a call would block for minutes.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zlib import crc32
 
-if TYPE_CHECKING:  # the `dgt` command asks where it is while torch is still on its way
+if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
     import torch.distributed as dist
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
-LOOK_SECONDS = 1.5
-MOST = 64  # ranks whose whereabouts are read
+ACCESS_SECONDS = 1.5
+MOST = 64  # ranks whose position is read
 
 
-class Left(NamedTuple):
-    """A rank that has left in good order."""
+class Departure(NamedTuple):
+    """A rank that has left `with dgt.join()` without an error."""
 
     name: int
     steps: int
     calls: int
-    """Calls of all ranks that it took part in."""
+    """Collective operations that it took part in."""
 
 
-def say_left(store: dist.Store, members: Sequence[int], left: Left) -> None:
-    """So that others need not wait for this one."""
-    text = " ".join(map(str, left))
+class Position(NamedTuple):
+    """What a rank was waiting in when it gave up."""
+
+    in_step: bool
+    """Whether it waited for a neighbour's message in a step of the optimizer, and not in a collective operation."""
+    text: str
+
+
+def publish_departure(store: dist.Store, members: Sequence[int], departure: Departure) -> None:
+    """Write that this rank has left, for ranks that wait for it."""
+    text = " ".join(map(str, departure))
 
     def write() -> None:
-        store.set(f"{_room(members)}/left/{left.name}", text)
-        store.set(f"{_room(members)}/left", text)
+        store.set(f"{_prefix(members)}/left/{departure.name}", text)
+        store.set(f"{_prefix(members)}/left", text)
 
-    _briefly(write)
-
-
-def who_left(store: dist.Store, members: Sequence[int], name: int | None = None) -> Left | None:
-    """This node, or without a name whichever was the last to say so; None if it has not left."""
-    key = f"{_room(members)}/left" if name is None else f"{_room(members)}/left/{name}"
-
-    def read() -> Left | None:
-        return Left(*map(int, store.get(key).split())) if store.check([key]) else None
-
-    return _briefly(read)
+    _bounded(write)
 
 
-def elsewhere(
-    store: dist.Store, members: Sequence[int], own: int, where: str, others: Sequence[int], seconds: float
-) -> dict[int, str]:
-    """Say where this node gives up waiting, and find out where the others did, if they do so within these seconds."""
-    room = f"{_room(members)}/where"
+def find_departure(store: dist.Store, members: Sequence[int], name: int | None = None) -> Departure | None:
+    """The departure of node `name`, or without a name the last that was published; None if there is none."""
+    key = f"{_prefix(members)}/left" if name is None else f"{_prefix(members)}/left/{name}"
+
+    def read() -> Departure | None:
+        return Departure(*map(int, store.get(key).split())) if store.check([key]) else None
+
+    return _bounded(read)
+
+
+def exchange_positions(
+    store: dist.Store, members: Sequence[int], own: int, position: Position, others: Sequence[int], seconds: float
+) -> dict[int, Position]:
+    """Publish where node `own` gave up waiting; returns the positions that `others` publish within these seconds."""
+    prefix = f"{_prefix(members)}/position"
     names = [name for name in others if name != own][:MOST]
 
-    def ask() -> dict[int, str]:
-        store.set(f"{room}/{own}", where)
+    def exchange() -> dict[int, Position]:
+        store.set(f"{prefix}/{own}", json.dumps(position))
         deadline = time.monotonic() + seconds
         while True:
-            there = [name for name in names if store.check([f"{room}/{name}"])]
+            there = [name for name in names if store.check([f"{prefix}/{name}"])]
             if there or time.monotonic() > deadline:
-                return {name: store.get(f"{room}/{name}").decode(errors="replace") for name in there}
+                return {name: Position(*json.loads(store.get(f"{prefix}/{name}"))) for name in there}
             time.sleep(0.05)
 
-    return _briefly(ask) or {}
+    return _bounded(exchange) or {}
 
 
-def _room(members: Sequence[int]) -> str:
-    """Those who are left after a loss start anew."""
+def _prefix(members: Sequence[int]) -> str:
+    """Keys of this set of members: those who go on after a loss must not read what was written before it."""
     return f"dgt/{crc32(repr(list(members)).encode()):08x}"
 
 
-def _briefly(do: Callable[[], Found]) -> Found | None:
-    """Its result, or None if it fails or takes too long."""
-    found: list[Found] = []
+def _bounded(access: Callable[[], Result]) -> Result | None:
+    """The result of `access`, run in a daemon thread; None if it fails or takes longer than ACCESS_SECONDS."""
+    results: list[Result] = []
 
     def run() -> None:
         try:
-            found.append(do())
+            results.append(access())
         except Exception:
-            return  # the store is gone, with the rank or the launcher that kept it
+            return  # the store has ended, with the rank or the launcher that served it
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(LOOK_SECONDS)
-    return found[0] if found else None
+    thread.join(ACCESS_SECONDS)
+    return results[0] if results else None

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypeGuard
 
 from dgt.config import TopologyConfig, WeightsConfig, files, plain_yaml
 from dgt.errors import ConfigError, printable
-from dgt.processes.failures import FOLDER, MOST_NOTES, Failure, first, read_note
+from dgt.processes.failures import FOLDER, MOST_NOTES, Failure, read_note, root_cause
 
 Record = dict[str, Any]
 
@@ -112,7 +112,7 @@ class Run:
     @property
     def reason(self) -> Failure | None:
         """The first failing rank's."""
-        return first(self.failures) if self.failures else None
+        return root_cause(self.failures) if self.failures else None
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """(iteration, value) where the metric was measured and is a number."""

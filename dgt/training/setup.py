@@ -15,7 +15,7 @@ from dgt.network import graphs, hosts, weights
 from dgt.network.mixing import edge_array
 from dgt.network.weights import Weights
 from dgt.processes.environment import host_number
-from dgt.processes.join import settle
+from dgt.processes.join import choose_device_and_backend
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
 
@@ -54,13 +54,13 @@ def shared_network(config: Config, node: Node) -> tuple[Weights, nx.Graph]:
     if node.is_main:
         edges += torch.from_numpy(edge_array(graphs.from_config(config.topology, node_weights)))
     shared = nx.empty_graph(node_weights.size)
-    shared.add_edges_from(node.sum(edges).tolist())
+    shared.add_edges_from(node.all_reduce(edges).tolist())
     return node_weights, shared
 
 
 def take_places(node: Node, graph: nx.Graph) -> None:
     """Renumber the ranks so that few edges run between hosts; rank 0 stays what it is. All ranks call it."""
-    host_of_rank = node.gather(torch.tensor(host_number())).tolist()
+    host_of_rank = node.all_gather(torch.tensor(host_number())).tolist()
     node_of_rank = torch.zeros(node.size, dtype=torch.int64)
     if node.is_main:
         placed = hosts.place(graph, host_of_rank)
@@ -69,7 +69,7 @@ def take_places(node: Node, graph: nx.Graph) -> None:
         words = f"{after} of {edges} edges run between {many} hosts, {before} without it"
         print(f"dgt: placement=graph: {words}", file=sys.stderr, flush=True)
         node_of_rank += torch.tensor(placed)
-    places = node.sum(node_of_rank).tolist()
+    places = node.all_reduce(node_of_rank).tolist()
     if places != list(range(node.size)):
-        node.renumber(places[node.rank])
-        settle(node, node.backend, node.device.type)
+        node.change_rank(places[node.rank])
+        choose_device_and_backend(node, node.backend, node.device.type)

@@ -14,7 +14,8 @@ import torch
 
 from dgt.config import Config
 from dgt.config.compose import compose
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.training.checkpoints.files import Commit, committed, read_rank
 from dgt.training.jobs import TrainJob
 from tests.distributed.processes import until

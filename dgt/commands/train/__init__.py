@@ -16,7 +16,8 @@ def run(options: argparse.Namespace) -> None:
     from dgt.config import compose as composing
     from dgt.config import effect
     from dgt.launching import sweeps
-    from dgt.launching.launch import JoinOptions, be_rank
+    from dgt.launching.jobs import JoinOptions
+    from dgt.launching.rank import be_rank
     from dgt.launching.run import prepared, run_here
 
     here = environment.placement()
