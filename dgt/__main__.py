@@ -1,7 +1,7 @@
 """The `dgt` command, `python -m dgt` and `torchrun -m dgt`.
 
-Commands that start ranks start the warm process that forks them first of all: importing torch takes seconds, and the
-two processes can do it at the same time.
+Commands that start ranks start the forkserver first: importing torch takes seconds, and both processes do it at the
+same time.
 """
 
 import errno
@@ -13,7 +13,7 @@ import sys
 
 _ctrl_c = signal.getsignal(signal.SIGINT)
 if _ctrl_c is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a KeyboardInterrupt in these imports would be a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of a KeyboardInterrupt during these imports
 
 from dgt import commands  # noqa: E402
 from dgt.commands.base import Command  # noqa: E402
@@ -44,8 +44,8 @@ def main() -> None:
         _run(command)
         sys.stdout.flush()
         signals.ignore_signals()
-    except BrokenPipeError:  # whoever read the output has seen enough: `dgt gaps | head -1`
-        if not _nobody_reads(sys.stdout.fileno()):
+    except BrokenPipeError:  # the reader has closed the pipe: `dgt gaps | head -1`
+        if not _has_no_reader(sys.stdout.fileno()):
             raise
         output.redirect_to_null()
         raise SystemExit(128 + signal.SIGPIPE) from None
@@ -72,26 +72,26 @@ def main() -> None:
 
 def _run(command: Command | None) -> None:
     process.die_with_torchrun()
-    signals.exit_on_signals(clean_up=forkserver.end)
+    signals.exit_on_signals(clean_up=forkserver.stop_and_clean_up)
     if command is not None and command.computes_alone:
         environment.one_thread()
     wanted = command is not None and command.starts_ranks and not {"-h", "--help"} & set(sys.argv)
     if wanted and environment.starts_ranks():
         try:
             forkserver.start()
-        except OSError as error:  # no place for temporary files, as in a container that is read-only throughout
+        except OSError as error:  # no writable temporary directory, as in a read-only container
             log.error("cannot start ranks (%s)", error.strerror or error)
             raise SystemExit(1) from None
     from dgt import cli
 
     if command is not None:
-        import dgt.launching.run  # noqa: F401  (torch: a Ctrl-C must not raise inside of its import)
+        import dgt.launching.run  # noqa: F401  (imports torch: KeyboardInterrupt is restored after it)
     signals.restore_keyboard_interrupt()
     cli.main()
 
 
 def _has_current_directory() -> bool:
-    """Whether this process has a current directory: without one torch's libraries cannot be loaded, and end it."""
+    """Whether the current directory exists: without one, loading torch's libraries aborts the process."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -99,11 +99,11 @@ def _has_current_directory() -> bool:
     return True
 
 
-def _nobody_reads(descriptor: int) -> bool:
-    """Whether the other end of this pipe is closed; others, as those to the ranks, may break too."""
-    look = select.poll()
-    look.register(descriptor, 0)
-    return any(event & select.POLLERR for _, event in look.poll(0))
+def _has_no_reader(descriptor: int) -> bool:
+    """Whether this descriptor is a pipe whose reader has closed it; a BrokenPipeError may also be of another pipe."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 if __name__ == "__main__":

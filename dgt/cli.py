@@ -1,4 +1,4 @@
-"""The `dgt` command: finds the command that was typed, and tells what goes wrong in one line."""
+"""The `dgt` command: parses the command line, runs the command, and logs an error in one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         unknown = next((word for word in more if word.startswith("-")), None)
         if unknown is not None:
             raise ConfigError(f"{unknown}: no such option; see dgt --help")
-        options.overrides += more  # argparse stops collecting at an option between them
+        options.overrides += more  # argparse leaves arguments after an option here
         if getattr(options, "config_dir", None):
             from dgt.config.compose import search_override
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells mistakes like all others, in one line; looks for what can be set only when it is asked for help."""
+    """Mistakes are a `ConfigError`, like all others; the settings for --help are collected only when it is printed."""
 
     command: Command | None = None
 
@@ -59,9 +59,9 @@ def parser() -> argparse.ArgumentParser:
     """For `dgt COMMAND ...`."""
     top = _Parser(prog="dgt", description="Weighted decentralized training: one process per network node.")
     top.add_argument("--version", action="version", version=f"dgt {dgt.__version__}")
-    places = top.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    subparsers = top.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     for command in commands.every():
-        made = places.add_parser(
+        made = subparsers.add_parser(
             command.name,
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
@@ -79,18 +79,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _refuse(error: ConfigError) -> NoReturn:
-    """Bad input. A launcher ends all ranks with the first: there they meet, rank 0 prints it, and all exit.
+    """Exit for bad input. A launcher kills all ranks when the first exits: so they join, rank 0 prints it, all exit.
 
-    What is wrong with one host's data or environment is printed by its own ranks, as the others do not meet them.
+    Where the data of one host is wrong its own ranks print it: the ranks of other hosts do not come here.
     """
 
     def again() -> NoReturn:
         raise error
 
     if environment.is_launched() and not isinstance(error, DataError):
-        from dgt.launching import launch
+        from dgt.launching.jobs import JoinOptions
+        from dgt.launching.rank import be_rank
 
-        launch.be_rank(again, lambda _: launch.JoinOptions())
+        be_rank(again, lambda _: JoinOptions())
     forkserver.stop()
     log.error("%s", error)
     raise SystemExit(EXIT_BAD_INPUT)

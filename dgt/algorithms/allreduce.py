@@ -33,7 +33,7 @@ class AllReduce(DecentralizedOptimizer):
             self._asked = torch.zeros(2, dtype=torch.float64, device=values.device)
             self._digests = _digests(torch.float64, size)
         values.mul_(self.network.average_weight)
-        self.network.node.sum(values)
+        self.network.node.all_reduce(values)
         self.flat.write_parameters()
 
     @torch.no_grad()
@@ -45,9 +45,9 @@ class AllReduce(DecentralizedOptimizer):
         self.refuse_non_finite(float(self._sum.sum()))
         self._sum.mul_(self.network.weight / node.size)
         self._tell()
-        node.sum(self._message, compared=False)
+        node.all_reduce(self._message, compared=False)
         if self._message is self._sum:
-            node.sum(self._asked, compared=False)
+            node.all_reduce(self._asked, compared=False)
         # everybody hears at once
         notices.stop_at, notices.save_at = (self.iteration + 1 if asked else NEVER for asked in self._heard())
         # counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank

@@ -21,10 +21,12 @@ from omegaconf.errors import OmegaConfBaseException
 from dgt.config import Config, registry
 from dgt.config.checks import check_choice, nearest
 from dgt.config.settings import defaults, documented
+from dgt.config.slurm import SlurmJobs
 from dgt.errors import ConfigError
 
 LAUNCHER = "hydra/launcher"
 SEVERAL = "logger"  # the group of which several can be chosen
+ConfigStore.instance().store(group=LAUNCHER, name="slurm_jobs", node=SlurmJobs, provider="dgt")  # base of slurm.yaml
 
 
 def conf_dir() -> Path:
@@ -147,8 +149,8 @@ def keys_of(group: str, overrides: Sequence[str]) -> list[str]:
     return list(_compose(chosen, search)[group])
 
 
-def launcher(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a Hydra launcher, hydra/launcher=slurm hydra.launcher.timeout_min=30, and how Hydra is told."""
+def launcher(overrides: Sequence[str]) -> dict[str, Any]:
+    """The settings that hydra/launcher=slurm hydra.launcher.timeout_min=30 make."""
     search, own = _search_path(overrides)
     known: dict[str, Any] = {}
     chosen: list[str] = []
@@ -167,13 +169,13 @@ def launcher(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         else:
             known = _launcher([*chosen, str(item.input_line)], search)  # one more at a time: an error names it
         chosen.append(str(item.input_line))
-    return known, [*_hydra_search_path(search), *chosen]
+    return known
 
 
 def _launcher(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:
     with _plain_words(overrides[-1:]), initialized():
         composed = hydra_compose(overrides=[*_hydra_search_path(search), *overrides], return_hydra_config=True)
-        found = OmegaConf.to_container(composed.hydra.launcher)
+        found = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TypeGuard
 from dgt.config import WeightsConfig, files, plain_yaml
 from dgt.config.choices import all_topology_settings
 from dgt.errors import ConfigError, printable
-from dgt.processes.failures import MOST_NOTES, Failure, first, read_note
+from dgt.processes.failures import MOST_NOTES, Failure, read_note, root_cause
 from dgt.runs.layout import (
     COMPARISON,
     CONFIG,
@@ -125,7 +125,7 @@ class Run:
     @property
     def reason(self) -> Failure | None:
         """The first failing rank's."""
-        return first(self.failures) if self.failures else None
+        return root_cause(self.failures) if self.failures else None
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """(iteration, value) where the metric was measured and is a number."""

@@ -73,7 +73,7 @@ class Ending:
         """Save, write the summary, leave the store. All ranks have made their last step and call it together."""
         question = self._session.node.ask("end")
         if saver is None:
-            answer = question.conclude(lambda: self._write_down(UNSAVED))
+            answer = question.answer_by_lowest(lambda: self._write_down(UNSAVED))
             if answer.startswith(BROKEN):
                 raise PeerError(f"node {question.own}: {answer.removeprefix(BROKEN)}")
         else:
@@ -85,7 +85,7 @@ class Ending:
                     raise
                 answer = SAVED if question.own != question.members[1] else self._write_down(SAVED)
         self._phase("leave")
-        question.part()
+        question.acknowledge()
         return self._over(answer)
 
     def was_decided_before(self, error: PeerError) -> bool:
@@ -98,7 +98,7 @@ class Ending:
             return False
         reason = str(error).partition(": ")[2]
         try:
-            self._answer = self._session.node.ask("end").settle(f"{BROKEN}{reason}")
+            self._answer = self._session.node.ask("end").propose(f"{BROKEN}{reason}")
         except StoreError:
             return False
         return not self._answer.startswith(BROKEN)

@@ -109,7 +109,7 @@ def _measure_average(problem: Problem, network: Network) -> dict[str, float]:
     node = network.node
     with network.average(problem.model, problem.recalibration()):
         parts = problem.measure_average(node.rank, node.size)
-    totals = node.sum(torch.tensor(list(parts.values()), dtype=torch.float64))
+    totals = node.all_reduce(torch.tensor(list(parts.values()), dtype=torch.float64))
     return dict(zip(parts, totals.tolist(), strict=True))
 
 
@@ -122,7 +122,7 @@ def _gathered(
 ) -> Parts:
     """Every rank hands rank 0 its numbers; the result means something there only."""
     flat = [vector.double().cpu().flatten() for vector in [*vectors, theta]]
-    rows = node.collect(torch.cat([torch.tensor([share], dtype=torch.float64), small, own, *flat]))
+    rows = node.gather(torch.cat([torch.tensor([share], dtype=torch.float64), small, own, *flat]), dst=0)
     if rows is None:
         return small, flat[0], [], own
     sizes = [1, small.numel(), own.numel(), *(vector.numel() for vector in flat)]
@@ -142,13 +142,13 @@ def _summed(
     kept = []
     for start in range(0, theta.shape[1], length):
         part = slice(start, start + length)
-        average, *errors = (node.sum(vector[:, part].contiguous()) for vector in vectors)
+        average, *errors = (node.all_reduce(vector[:, part].contiguous()) for vector in vectors)
         squares[0] += share * (theta[:, part] - average).square().sum(-1, dtype=torch.float64).cpu()
         for total, error in zip(squares[1:], errors, strict=True):
             total += error.square().sum(-1, dtype=torch.float64).cpu()
         if node.is_main:
             kept.append(average.cpu())
-    of_nodes = node.collect(torch.cat([own, (squares[0][:1] / share).sqrt()]))
-    squares[0] = node.sum(squares[0])
+    of_nodes = node.gather(torch.cat([own, (squares[0][:1] / share).sqrt()]), dst=0)
+    squares[0] = node.all_reduce(squares[0])
     average = torch.cat(kept, dim=1) if kept else small
-    return node.sum(small), average, squares, own if of_nodes is None else of_nodes
+    return node.all_reduce(small), average, squares, own if of_nodes is None else of_nodes

@@ -92,7 +92,7 @@ class Session:
     def _regroup_once(self, before: list[int]) -> str:
         self.optimizer.close()
         self.node.close_connections()
-        iteration = self.optimizer.iteration = self.node.reunite(self.optimizer.iteration)
+        iteration = self.optimizer.iteration = self.node.agree_on_survivors(self.optimizer.iteration)
         words = _loss_in_words(before, self.node.members, iteration)
         graph, weights = among(*self.whole, self.node.members)
         # before connecting: a rank still connecting when the others exit would take them for lost, and train alone
@@ -100,7 +100,7 @@ class Session:
             names = self.node.members
             pieces = [sorted(names[rank] for rank in piece) for piece in nx.connected_components(graph)]
             raise TrainingError(f"{words}, and the network falls apart: {' and '.join(map(str, pieces))}")
-        self.node.meet_again()
+        self.node.reconnect()
         row = row_of_members(self.config, self.node, self.whole[1], self.whole[0])
         self.network = self.network.among(graph, weights, row)
         self.graph, self.weights = graph, weights
@@ -187,7 +187,7 @@ class IntervalLoss:
 
     def keep_if_all_have(self, node: Node) -> None:
         """Ranks that were at different points of a step go on from one: an evaluation takes all losses, or none."""
-        if int(node.sum(torch.tensor([bool(self.mean())], dtype=torch.int64))) < node.size:
+        if int(node.all_reduce(torch.tensor([bool(self.mean())], dtype=torch.int64))) < node.size:
             self.losses, self._evaluated = [], []
 
 

@@ -20,7 +20,7 @@ from dgt.network.weights import Weights
 from dgt.problems import Problem
 from dgt.processes.agreement import together
 from dgt.processes.environment import cache_dir, host_number
-from dgt.processes.join import settle
+from dgt.processes.join import choose_device_and_backend
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
 from dgt.training.checkpoints.state import seed_generators
@@ -60,7 +60,7 @@ def final_graph(config: Config, node: Node, weights: Weights, drawn: nx.Graph) -
     if node.is_main:
         edges += torch.from_numpy(edge_array(graphs.from_config(config.topology, weights)))
     graph = nx.empty_graph(weights.size)
-    graph.add_edges_from(node.sum(edges).tolist())
+    graph.add_edges_from(node.all_reduce(edges).tolist())
     return graph
 
 
@@ -72,7 +72,7 @@ def place_ranks(config: Config, node: Node, weights: Weights, graph: nx.Graph) -
     if config.placement != "graph":
         return
     here, _ = among(graph, weights, node.members)
-    host_of_rank = node.gather(torch.tensor(host_number())).tolist()
+    host_of_rank = node.all_gather(torch.tensor(host_number())).tolist()
     node_of_rank = torch.zeros(node.size, dtype=torch.int64)
     if node.is_main:
         placed = hosts.place(here, host_of_rank)
@@ -80,10 +80,10 @@ def place_ranks(config: Config, node: Node, weights: Weights, graph: nx.Graph) -
         between = f"{len(set(host_of_rank))} hosts, {before} without it"
         log.info("placement=graph: %d of %d edges run between %s", after, here.number_of_edges(), between)
         node_of_rank += torch.tensor(placed)
-    places = node.sum(node_of_rank).tolist()
+    places = node.all_reduce(node_of_rank).tolist()
     if places != list(range(node.size)):
-        node.renumber(places[node.rank])
-        settle(node, node.backend, node.device.type)
+        node.change_rank(places[node.rank])
+        choose_device_and_backend(node, node.backend, node.device.type)
 
 
 def connect(config: Config, node: Node, weights: Weights, graph: nx.Graph) -> Network:

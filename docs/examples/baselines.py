@@ -18,6 +18,6 @@ with dgt.join() as node:
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
-        biases = node.gather(model.bias.detach().cpu()).flatten()
+        biases = node.all_gather(model.bias.detach().cpu()).flatten()
         if node.is_main:
             print(f"{algorithm.__name__:16} every node's bias:", [round(bias, 3) for bias in biases.tolist()])

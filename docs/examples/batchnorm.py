@@ -26,6 +26,6 @@ with dgt.join() as node:
 
     with network.average(model, recalibrate):  # measured anew for the average model, on all nodes' data together
         means = model[1].running_mean.clone().cpu()
-    same = node.gather(means)
+    same = node.all_gather(means)
     if node.is_main:
         print("the same statistics everywhere:", bool((same == same[0]).all()))

@@ -11,7 +11,7 @@ with dgt.join() as node:
     mine = torch.utils.data.TensorDataset(inputs, targets)
     loader = torch.utils.data.DataLoader(mine, batch_size=32, shuffle=True)
 
-    weights = node.gather(len(mine)).tolist()  # a node counts in proportion to its data
+    weights = node.all_gather(len(mine)).tolist()  # a node counts in proportion to its data
     network = dgt.Network(node, dgt.graphs.ring(node.size), weights, strategy="II")
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)).to(node.device)

@@ -19,6 +19,6 @@ with dgt.join() as node:  # inside torchrun or srun; gloo or nccl
         loss.backward()
         optimizer.step()
 
-    losses = node.gather(loss.detach().cpu())  # [nodes]
+    losses = node.all_gather(loss.detach().cpu())  # [nodes]
     if node.is_main:
         print("loss of every node:", [round(value, 4) for value in losses.tolist()])

@@ -15,7 +15,8 @@ import torch
 
 from dgt.config import Config
 from dgt.config.compose import compose
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.network.weights import Weights
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement

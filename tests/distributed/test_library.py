@@ -304,7 +304,7 @@ class Average:
         with network.average(model):
             inside = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         restored = all(torch.equal(own[name], tensor) for name, tensor in model.state_dict().items())
-        network.save_average(self.path)
+        network.save_average(self.path, model)
         return {"own": own, "inside": inside, "restored": restored}
 
 

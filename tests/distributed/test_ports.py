@@ -15,8 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from dgt.errors import PeerError
-from dgt.processes import probing
-from dgt.processes import rendezvous as meeting
+from dgt.processes import probing, rendezvous
 from dgt.processes.placement import Placement, rendezvous_endpoint
 from tests.distributed.ranks import TORCHRUN
 from tests.distributed.test_hosts import TOP, TwoHosts, two_hosts  # noqa: F401
@@ -125,9 +124,9 @@ def test_all_ranks_are_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_gloo_finds_out_later_names_the_firewall_too() -> None:
-    words = str(meeting.rendezvous_error(1, " at host1:29500", RuntimeError("timed out")))
+    words = str(rendezvous.rendezvous_error(1, " at host1:29500", RuntimeError("timed out")))
     assert words.endswith("does a firewall close their ports (docs/clusters.md, Ports)?")
-    assert "firewall" not in str(meeting.rendezvous_error(1, "", RuntimeError("timed out"))), (
+    assert "firewall" not in str(rendezvous.rendezvous_error(1, "", RuntimeError("timed out"))), (
         "on one host there is none"
     )
 

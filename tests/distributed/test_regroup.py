@@ -23,13 +23,13 @@ import torch
 import dgt
 from dgt import reference
 from dgt.errors import EXIT_STOPPED, LaunchError, PeerError
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.network import graphs
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import normalise
 from dgt.problems.least_squares import LeastSquares
-from dgt.processes import regroup
-from dgt.processes import rendezvous as meeting
+from dgt.processes import regroup, rendezvous
 from dgt.processes.node import Node
 from dgt.training.chaos import MARKER
 from dgt.training.checkpoints import saving
@@ -113,7 +113,7 @@ class Untold:
 
     def run(self, node: Node) -> object:
         node.launcher_notes = None
-        node.store = meeting.tcp_store("127.0.0.1", self.port, node.rank, node.size, timedelta(seconds=30))
+        node.store = rendezvous.tcp_store("127.0.0.1", self.port, node.rank, node.size, timedelta(seconds=30))
         return self.job.run(node)
 
 
@@ -142,7 +142,7 @@ class DiesRegrouping:
         if node.name == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if node.name == 2:
-            module = meeting if self.where == "join_group" else regroup
+            module = rendezvous if self.where == "init_groups" else regroup
             setattr(module, self.where, lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
         with contextlib.suppress(PeerError):
             session.step(0)
@@ -155,10 +155,10 @@ class DiesRegrouping:
         session.optimizer.drain()
 
 
-@pytest.mark.parametrize("where", ["muster", "join_group"])
+@pytest.mark.parametrize("where", ["wait_until_ready", "init_groups"])
 def test_a_node_lost_while_the_others_meet_again_takes_nobody_with_it(where: str, tmp_path: Path) -> None:
     """Those who were waiting for it ended with it, or after five minutes."""
-    start_ranks(DiesRegrouping(str(tmp_path), where), 4, JoinOptions(device="cpu", timeout=5, lenient=True))
+    start_ranks(DiesRegrouping(str(tmp_path), where), 4, JoinOptions(device="cpu", timeout=5, tolerates_loss=True))
     for name in (0, 3):
         words, members, weights = json.loads((tmp_path / f"{name}.json").read_text())
         assert words.startswith("nodes 1, 2 lost at iteration ")

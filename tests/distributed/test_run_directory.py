@@ -19,7 +19,8 @@ import torch
 
 import dgt
 from dgt.errors import LaunchError
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.processes import output
 from dgt.processes.node import Node
 from dgt.runs import lock
@@ -112,7 +113,7 @@ class Race:
             rival = mine.attempt()
             while rival is not None and not (rival.owner.held and rival.lives):
                 rival = mine.attempt()
-            winners.append(int(node.sum(torch.tensor(int(rival is None)))))
+            winners.append(int(node.all_reduce(torch.tensor(int(rival is None)))))
             mine.release()
         return winners
 

@@ -14,7 +14,8 @@ import pytest
 
 from dgt.commands.report import pages as command
 from dgt.config import Config
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.processes.node import Node
 from dgt.report import html
 from dgt.report.payload import DRAWN, payload

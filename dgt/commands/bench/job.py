@@ -142,7 +142,7 @@ class BenchJob:
             progress.update(turn + 1, {})
         progress.close()
         one_clock = node.placement.local_size == node.size
-        return {name: _over_ranks(node.gather(values[name]).numpy(), config.steps, one_clock) for name in names}
+        return {name: _over_ranks(node.all_gather(values[name]).numpy(), config.steps, one_clock) for name in names}
 
 
 def _plan(config: BenchConfig, node: Node, weights: Weights) -> tuple[list[str], nx.Graph]:
