@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def settings() -> list[str]:
         for choice in choices if group != "experiment" else []:
             for line in _lines_of(group, choice):
                 if not line.startswith("name:"):
-                    nested.setdefault((group, line), []).append(choice)
+                    nested.setdefault((group, re.sub(" +#", "   #", line)), []).append(choice)
     return top + [f"{group}.{line}   [{group}={', '.join(choices)}]" for (group, line), choices in nested.items()]
 
 
@@ -216,13 +217,14 @@ def _is_argument(item: Override, composed: dict[str, Any]) -> bool:
     """Whether this is a setting of a class or function from outside the package, whose keys are its own."""
     section, _, key = item.key_or_group.partition(".")
     chosen = composed.get(section)
-    return bool(key) and isinstance(chosen, dict) and "_target_" in chosen and key not in chosen
+    return bool(key) and isinstance(chosen, dict) and "_target_" in chosen and chosen.get(key) is None
 
 
 def _with_custom(overrides: Sequence[str]) -> list[str]:
     """topology._target_=my.graph -> topology=custom topology._target_=my.graph, where no topology is chosen."""
     chosen = {override.partition("=")[0] for override in overrides}
-    needed = [group for group in registry.PLACES if f"{group}._target_" in chosen and group not in chosen]
+    own = [group for group in registry.PLACES if (conf_dir() / group / "custom.yaml").is_file()]
+    needed = [group for group in own if f"{group}._target_" in chosen and group not in chosen]
     return [*(f"{group}=custom" for group in needed), *overrides]
 
 
