@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def settings() -> list[str]:
         for choice in choices if group != "experiment" else []:
             for line in _lines_of(group, choice):
                 if not line.startswith("name:"):
-                    nested.setdefault((group, line), []).append(choice)
+                    nested.setdefault((group, re.sub(" +#", "   #", line)), []).append(choice)
     return top + [f"{group}.{line}   [{group}={', '.join(choices)}]" for (group, line), choices in nested.items()]
 
 
@@ -221,8 +222,8 @@ def _search_path(overrides: Sequence[str]) -> tuple[list[Path], list[str]]:
 def _is_argument(item: Override, composed: dict[str, Any]) -> bool:
     """Whether this is a setting of a class or function from outside the package, whose keys are its own."""
     section, _, key = item.key_or_group.partition(".")
-    own = composed.get(section)
-    return bool(key) and isinstance(own, dict) and "_target_" in own and (key not in own or own[key] is None)
+    chosen = composed.get(section)
+    return bool(key) and isinstance(chosen, dict) and "_target_" in chosen and chosen.get(key) is None
 
 
 def _with_custom(overrides: Sequence[str]) -> list[str]:

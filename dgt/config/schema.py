@@ -146,7 +146,7 @@ class Config:
         values: dict[str, Any] = {}
         for name in (item.name for item in dataclasses.fields(self)):
             value = getattr(self, name)
-            if isinstance(value, Choice | LoggerConfig):
+            if hasattr(value, "to_dict"):
                 values[name] = value.to_dict()
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
                 whole = dataclasses.asdict(value)
