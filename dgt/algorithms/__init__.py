@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from dgt.algorithms.allreduce import AllReduce
-from dgt.algorithms.base import DecentralizedOptimizer
 from dgt.algorithms.dsgd import DSGD
 from dgt.algorithms.gradient_tracking import GradientTracking
+from dgt.algorithms.machinery.optimizer import DecentralizedOptimizer
 from dgt.config import Config
 from dgt.exchange.network import Network
 

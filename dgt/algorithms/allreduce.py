@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from dgt.algorithms.base import DecentralizedOptimizer
-from dgt.algorithms.settings import group_facts
+from dgt.algorithms.machinery.groups import group_facts
+from dgt.algorithms.machinery.optimizer import DecentralizedOptimizer
 from dgt.processes.agreement import agree
 from dgt.processes.notices import NEVER
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dgt.algorithms.base import DecentralizedOptimizer
+from dgt.algorithms.machinery.optimizer import DecentralizedOptimizer
 from dgt.exchange.streams import Stream
 
 

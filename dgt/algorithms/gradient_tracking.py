@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from dgt.algorithms.base import DecentralizedOptimizer
-from dgt.algorithms.bucket import Bucket, LargeBucket, SmallBucket
-from dgt.algorithms.hooks import ExchangeDuringBackward
+from dgt.algorithms.machinery.backward import ExchangeDuringBackward
+from dgt.algorithms.machinery.bucket import Bucket, LargeBucket, SmallBucket
+from dgt.algorithms.machinery.optimizer import DecentralizedOptimizer
 from dgt.config import WIRES
 from dgt.config.checks import check_choice, check_range
 from dgt.errors import ConfigError

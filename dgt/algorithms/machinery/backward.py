@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dgt.algorithms.bucket import Bucket
+from dgt.algorithms.machinery.bucket import Bucket
 from dgt.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from dgt.algorithms.base import DecentralizedOptimizer
+from dgt.algorithms.machinery.optimizer import DecentralizedOptimizer
 from dgt.exchange.flat import Piece
 from dgt.exchange.streams import PIECE, CompressedStream, Stream
 from dgt.exchange.transport import Outbox

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from dgt.algorithms.settings import COMPARED, group_facts, group_values, unscaled
+from dgt.algorithms.machinery.groups import COMPARED, group_facts, group_values, unscaled
 from dgt.config.checks import check_range
 from dgt.errors import ConfigError, TrainingError
 from dgt.exchange.flat import FlatParameters
