@@ -376,11 +376,11 @@ class Config:
             raise ConfigError("resume=auto: say which run, run_dir=DIR")
 
     def _check_traffic(self) -> None:
-        """What only gradient tracking can do."""
+        """What an all-reduce cannot do."""
         plain = {"wire": "full", "local_steps": 1, "bucket_mb": 0}
         for key, value in plain.items():
-            if self.algorithm.name != "gradient_tracking" and getattr(self, key) != value:
-                raise ConfigError(f"{key}={getattr(self, key)}: only with algorithm=gradient_tracking")
+            if self.algorithm.name == "allreduce" and getattr(self, key) != value:
+                raise ConfigError(f"{key}={getattr(self, key)}: not with algorithm=allreduce; leave it out")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
