@@ -82,11 +82,12 @@ class StreamBucket:
     def __init__(self, optimizer: NeighbourOptimizer, part: slice, wire: torch.dtype | None) -> None:
         self.part, self._optimizer, self.checks_finite = part, optimizer, True
         like = optimizer.flat.values[part]
-        self._on_cpu = like.device.type == "cpu"
+        on_cpu = like.device.type == "cpu"
+        self._exceeds_cache = on_cpu and like.numel() > PIECE
         self._messages = optimizer.messages
         self._streams = [_stream(optimizer, message, like, wire) for message in self._messages]
         self._at_once = sum(message.needed_at_once for message in self._messages)
-        length = PIECE if self._on_cpu else like.numel()
+        length = PIECE if on_cpu else like.numel()
         self._pieces = optimizer.flat.pieces(length, part)
         self._scratch = torch.empty(min(length, like.numel()), dtype=like.dtype, device=like.device)
         self._vectors = {"theta": like} | {name: vector[part] for name, vector in optimizer.vectors.items()}
@@ -95,40 +96,46 @@ class StreamBucket:
         self._versions: list[int] = []
         self._iteration = 0
 
-    @torch.no_grad()
     def start(self, iteration: int) -> None:
         self.receive_all()
-        optimizer, total = self._optimizer, 0.0
-        checked = self._messages[0].name
-        for piece, gradient, at in self._with_gradients():
-            optimizer.compute_messages(at, gradient, optimizer.param_groups[piece.group])
-            if self._on_cpu and self.checks_finite:
-                total += float(getattr(at, checked).sum())  # while it is in the cache
-        if self.checks_finite:
-            optimizer.refuse_non_finite(total if self._on_cpu else float(self._streams[0].buffer.sum()))
+        self._iteration = iteration
+        self._compute_messages()
         self._streams[0].post(iteration)
-        self._iteration, self._versions = iteration, optimizer.flat.versions(self.part)
+        if self._optimizer.returns_before_received:
+            self._versions = self._optimizer.flat.versions(self.part)
+
+    @torch.no_grad()
+    def _compute_messages(self) -> None:
+        optimizer, checked, total = self._optimizer, self._messages[0].name, 0.0
+        groups, sums_pieces = optimizer.param_groups, self.checks_finite and self._exceeds_cache
+        for piece, gradient, at in self._with_gradients():
+            optimizer.compute_messages(at, gradient, groups[piece.group])
+            if sums_pieces:
+                total += float(getattr(at, checked).sum())
+        if self.checks_finite:
+            optimizer.refuse_non_finite(total if sums_pieces else float(self._streams[0].buffer.sum()))
 
     @property
     def under_way(self) -> bool:
         return self._at_once > 0 and self._streams[0].under_way
 
-    @torch.no_grad()
     def receive_parameters(self) -> None:
-        if self.under_way:
-            flat = self._optimizer.flat
+        if not self.under_way:
+            return
+        flat = self._optimizer.flat
+        if self._versions:
             flat.refuse_changed(self.part, self._versions)
-            for number in range(self._at_once):
-                self._receive(number)
-            flat.write_parameters(self.part)
+        for number in range(self._at_once):
+            self._receive(number)
+        flat.write_parameters(self.part)
 
-    @torch.no_grad()
     def receive_all(self) -> None:
         self.receive_parameters()
         for number in range(self._at_once, len(self._streams)):
             if self._streams[number].under_way:
                 self._receive(number)
 
+    @torch.no_grad()
     def _receive(self, number: int) -> None:
         """The next message leaves when this one is there: on a slow link both together would only delay it."""
         self._optimizer.receive(self._messages[number].name, self._streams[number], self._whole)

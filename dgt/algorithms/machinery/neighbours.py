@@ -174,6 +174,11 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         return (self.iteration + 1) % self.local_steps == 0
 
     @property
+    def returns_before_received(self) -> bool:
+        """Whether `step` ends before the new parameters are there, so that a user could change them meanwhile."""
+        return self._backward is not None
+
+    @property
     def hearing_steps(self) -> int:
         # during backward messages leave before the step that announces, and are received one step later
         return super().hearing_steps * self.local_steps + 2 * (self._backward is not None)
