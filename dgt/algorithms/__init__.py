@@ -18,7 +18,7 @@ from dgt.algorithms.dsgd import DSGD
 from dgt.algorithms.gradient_tracking import GradientTracking
 from dgt.algorithms.machinery import DecentralizedOptimizer, Message, NeighbourOptimizer, Views
 from dgt.config import Config
-from dgt.errors import ConfigError
+from dgt.config.checks import check_choice
 from dgt.exchange.network import Network
 
 __all__ = [
@@ -34,8 +34,7 @@ def names() -> list[str]:
 
 def named(name: str) -> type[DecentralizedOptimizer]:
     """The class that `algorithm=name` chooses."""
-    if name not in names():
-        raise ConfigError(f"algorithm={name}: must be one of {', '.join(names())}")
+    check_choice("algorithm", name, names())
     found: type[DecentralizedOptimizer] = importlib.import_module(f"{__name__}.{name}").ALGORITHM
     return found
 

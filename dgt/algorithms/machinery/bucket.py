@@ -42,7 +42,11 @@ class Message:
 
 
 class Views(types.SimpleNamespace):
-    """The same stretch of several vectors: `theta`, each message and each state vector by its name, and `scratch`."""
+    """The same stretch of several vectors: `theta`, each message and each state vector by its name.
+
+    A piece has `scratch` of its length too; a bucket has `part`, its place among all parameters, and `groups`, the
+    parameter groups that its messages were made with, where they may have changed since.
+    """
 
 
 class Bucket(Protocol):
@@ -91,8 +95,8 @@ class StreamBucket:
         self._pieces = optimizer.flat.pieces(length, part)
         self._scratch = torch.empty(min(length, like.numel()), dtype=like.dtype, device=like.device)
         self._vectors = {"theta": like} | {name: vector[part] for name, vector in optimizer.vectors.items()}
-        self._whole = Views(**self._vectors)
-        self._cut: dict[int, list[Views]] = {}
+        self._views: dict[int, tuple[Views, list[Views]]] = {}
+        self._exchanged = Views()
         self._versions: list[int] = []
         self._iteration = 0
 
@@ -101,8 +105,9 @@ class StreamBucket:
         self._iteration = iteration
         self._compute_messages()
         self._streams[0].post(iteration)
-        if self._optimizer.returns_before_received:
+        if self._optimizer.returns_before_received:  # a user may change parameters and a scheduler lr meanwhile
             self._versions = self._optimizer.flat.versions(self.part)
+            self._exchanged.groups = [{**group, "lr": float(group["lr"])} for group in self._optimizer.param_groups]
 
     @torch.no_grad()
     def _compute_messages(self) -> None:
@@ -138,7 +143,7 @@ class StreamBucket:
     @torch.no_grad()
     def _receive(self, number: int) -> None:
         """The next message leaves when this one is there: on a slow link both together would only delay it."""
-        self._optimizer.receive(self._messages[number].name, self._streams[number], self._whole)
+        self._optimizer.receive(self._messages[number].name, self._streams[number], self._exchanged)
         if number + 1 < len(self._streams):
             self._streams[number + 1].post(self._iteration)
 
@@ -153,7 +158,8 @@ class StreamBucket:
     def _with_gradients(self) -> Iterator[tuple[Piece, torch.Tensor, Views]]:
         """Every piece, its gradient with weight decay, and its views."""
         optimizer = self._optimizer
-        for piece, at in zip(self._pieces, self._views(), strict=True):
+        self._exchanged, views = self._present_views()
+        for piece, at in zip(self._pieces, views, strict=True):
             if optimizer.stays_out:
                 yield piece, optimizer.idle_gradient(at), at
                 continue
@@ -163,19 +169,20 @@ class StreamBucket:
                 gradient = torch.add(gradient, at.theta, alpha=decay, out=at.scratch)
             yield piece, gradient, at
 
-    def _views(self) -> list[Views]:
-        """The views of every piece; made once per buffer of the first message, because cutting takes as long as adding.
-        Streams are posted once per exchange each, so that their buffers alternate together."""
-        key = self._streams[0].buffer.data_ptr()
-        views = self._cut.get(key)
-        if views is None:
-            buffers = {
-                message.name: stream.buffer for message, stream in zip(self._messages, self._streams, strict=True)
-            }
-            views = self._cut[key] = self._cut_up(self._vectors | buffers)
-        return views
+    def _present_views(self) -> tuple[Views, list[Views]]:
+        """The views of the whole bucket and of every piece, with the buffers that the next messages are written to.
 
-    def _cut_up(self, vectors: dict[str, torch.Tensor]) -> list[Views]:
+        Made once per buffer of the first message, because cutting takes as long as adding: streams are posted once per
+        exchange each, so that their buffers alternate together.
+        """
+        key = self._streams[0].buffer.data_ptr()
+        if key not in self._views:
+            buffers = {message.name: stream.buffer for message, stream in self._named_streams()}
+            vectors = self._vectors | buffers
+            self._views[key] = Views(part=self.part, groups=None, **vectors), self._cut(vectors)
+        return self._views[key]
+
+    def _cut(self, vectors: dict[str, torch.Tensor]) -> list[Views]:
         lengths = [piece.place.stop - piece.place.start for piece in self._pieces]
         parts = zip(*(vector.split(lengths) for vector in vectors.values()), strict=True)
         return [
@@ -183,12 +190,15 @@ class StreamBucket:
             for length, part in zip(lengths, parts, strict=True)
         ]
 
+    def _named_streams(self) -> Iterator[tuple[Message, Stream]]:
+        return zip(self._messages, self._streams, strict=True)
+
     def outboxes(self) -> list[Outbox]:
         return [stream.outbox for stream in self._streams]
 
     def state(self) -> dict[str, torch.Tensor]:
-        named = zip(self._messages, self._streams, strict=True)
-        return {f"{message.name}_{key}": v for message, stream in named for key, v in stream.state().items()}
+        states = ((message.name, stream.state()) for message, stream in self._named_streams())
+        return {f"{name}_{key}": tensor for name, state in states for key, tensor in state.items()}
 
 
 def _stream(optimizer: NeighbourOptimizer, message: Message, like: torch.Tensor, wire: torch.dtype | None) -> Stream:

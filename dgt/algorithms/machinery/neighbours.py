@@ -98,11 +98,21 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         """
 
     def receive(self, message: str, stream: Stream, at: Views) -> None:
-        """Take in a message of all neighbours, by `stream.mix` or `stream.add_neighbours`: theta = W z, if no other.
+        """Use a message of all neighbours, by `stream.mix` or `stream.add_neighbours`: theta = W z, if nothing else.
 
-        `at` are the bucket's theta and state vectors. A later message may be written here, by `stream.sent`.
+        message  which, by its name
+        stream   what has come in
+        at       the whole bucket: theta, state vectors and this node's own messages, of which those that follow may be
+                 written now; `groups_in(at)` are its parameter groups
         """
         stream.mix(at.theta)
+
+    def groups_in(self, at: Views) -> Iterator[tuple[dict[str, Any], slice]]:
+        """The parameter groups of a bucket, as its messages were made with, and where in the bucket they are."""
+        for group, whole in zip(at.groups or self.param_groups, self.flat.slices, strict=True):
+            start, stop = max(at.part.start, whole.start), min(at.part.stop, whole.stop)
+            if start < stop:
+                yield group, slice(start - at.part.start, stop - at.part.start)
 
     def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """The step with W = I, `at.theta` changed in place; returns a tensor that is not finite where g is not."""
@@ -193,7 +203,6 @@ class NeighbourOptimizer(DecentralizedOptimizer):
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        """With buckets: around every backward of a step but the last, so that gradients add up before they are used."""
         self._accumulating = True
         try:
             yield

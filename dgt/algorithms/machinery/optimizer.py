@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import math
 import warnings
@@ -296,6 +297,10 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         width, wire_width  bytes per number in memory, and as it is sent with `wire`
         """
         raise NotImplementedError(f"{cls.__name__} does not say how much it sends")
+
+    def accumulate(self) -> contextlib.AbstractContextManager[None]:
+        """With buckets: around every backward of a step but the last, so that gradients add up before they are used."""
+        return contextlib.nullcontext()
 
     def drain(self) -> None:
         """Receive every message that is under way."""
