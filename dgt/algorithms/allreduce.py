@@ -1,4 +1,6 @@
-"""Centralised weighted SGD, the baseline with a global sum: theta' = theta - alpha 1/n sum_i lambda_i g_i.
+"""Centralised weighted SGD, the baseline with a global sum.
+
+    theta' = theta - alpha 1/n sum_i lambda_i g_i
 
 All nodes hold one model. It starts at the strategy's network average of their models, so that it begins where
 the average of a decentralized run begins.
@@ -11,14 +13,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from dgt.algorithms.base import DecentralizedOptimizer
-from dgt.algorithms.settings import group_facts
+from dgt.algorithms.machinery import DecentralizedOptimizer
+from dgt.algorithms.machinery.groups import group_facts
 from dgt.processes.agreement import agree
 from dgt.processes.notices import NEVER
 
 
 class AllReduce(DecentralizedOptimizer):
-    """What a decentralized run is compared with; the only optimizer here that talks to everyone."""
+    """What a decentralized run is compared with; the only optimizer here that talks to everyone.
+
+    parameters, lr, weight_decay   as of torch.optim.SGD, the same on all ranks
+    network                        a `dgt.Network`; of it, lambda only
+
+    wire, local_steps and bucket_mb are refused: the sum is made by the process group, at every step.
+    """
 
     supports: ClassVar[frozenset[str]] = frozenset()
 
@@ -50,9 +58,7 @@ class AllReduce(DecentralizedOptimizer):
             node.all_reduce(self._asked, compared=False)
         # everybody hears at once
         notices.stop_at, notices.save_at = (self.iteration + 1 if asked else NEVER for asked in self._heard())
-        # counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank
-        buffer_bytes = self._sum.numel() * self._sum.element_size()
-        self.transport.bytes_sent += 2 * (node.size - 1) * buffer_bytes // node.size
+        self.transport.bytes_sent += _ring_bytes(node.size, self._sum.nbytes)
         self.descend(self.flat.values, self._sum, out=self.flat.values)
 
     def _tell(self) -> None:
@@ -70,8 +76,17 @@ class AllReduce(DecentralizedOptimizer):
             agree(node, {"iteration": str(self.iteration), **group_facts(self.param_groups)})
         return stop, save
 
+    @classmethod
+    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: int) -> int:
+        return nodes * _ring_bytes(nodes, numbers * width)
+
 
 FEWEST_DIGESTS = 16
+
+
+def _ring_bytes(nodes: int, buffer_bytes: int) -> int:
+    """Counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank."""
+    return 2 * (nodes - 1) * buffer_bytes // nodes
 
 
 def _digests(dtype: torch.dtype, size: int) -> int:

@@ -56,6 +56,7 @@ def check(config: Config) -> None:
     for key, value in only_ranks.items():
         if getattr(config, key) != value:
             raise ConfigError(f"{key}={getattr(config, key)}: for the ranks of dgt train; dgt simulate has none")
+    twin_of(config)
     if config.chaos.name != "none":
         raise ConfigError(f"chaos={config.chaos.name}: for the ranks of dgt train; dgt simulate has none")
     if config.checkpoint != CheckpointConfig():
@@ -102,9 +103,9 @@ def evaluations(
     optimum, plan = problem.optimum(weights), strategy(config.strategy.name, weights)
     sent = traffic(config, graph, copies=len(seeds))
     states = reference.states(
-        config.algorithm.name, problem, graph, weights, config.strategy.name,
+        twin_of(config), problem, graph, weights, config.strategy.name,
         laziness=config.laziness, lr=config.lr, iterations=config.iterations,
-        local_steps=config.local_steps, wire=config.wire,
+        local_steps=config.local_steps, wire=config.wire, **dataclasses.asdict(config.algorithm.settings),
     )  # fmt: skip
     with np.errstate(all="ignore"):  # a diverging run is noticed at its next evaluation, and told once
         for state in states:
@@ -134,16 +135,22 @@ class Traffic:
 
 
 def traffic(config: Config, graph: nx.Graph, copies: int = 1) -> Traffic:
-    """z and y to every neighbour (dsgd: z alone); an all-reduce is counted as a ring, 2 (n-1)/n of the gradient."""
-    nodes, ends = graph.number_of_nodes(), 2 * graph.number_of_edges()
-    numbers = copies * config.problem.dimension
-    handshake = ends * HANDSHAKE_BYTES
-    if config.algorithm.name == "allreduce":
-        return Traffic(handshake, nodes * (2 * (nodes - 1) * numbers * NUMBER_BYTES // nodes), 1)
-    if config.algorithm.name == "dsgd":
-        return Traffic(handshake, ends * numbers * NUMBER_BYTES, 1)
-    width = NUMBER_BYTES if config.wire == "full" else NARROW_BYTES
-    return Traffic(handshake, ends * 2 * numbers * width, config.local_steps)
+    """Bytes of the handshake and of every exchange: the algorithm's class says how many vectors that is."""
+    nodes, edges = graph.number_of_nodes(), graph.number_of_edges()
+    numbers, width = copies * config.problem.dimension, NUMBER_BYTES if config.wire == "full" else NARROW_BYTES
+    sent = config.algorithm.kind.bytes_per_exchange(nodes, edges, numbers, NUMBER_BYTES, width)
+    return Traffic(2 * edges * HANDSHAKE_BYTES, sent, config.local_steps)
+
+
+def twin_of(config: Config) -> reference.Twin:
+    """The twin of the algorithm: beside those of the package, or an attribute `twin` of a class from outside."""
+    twin = config.algorithm.kind.twin or reference.named(config.algorithm.name)
+    if twin is None:
+        raise ConfigError(
+            f"algorithm={config.algorithm.name}: it has no twin for dgt simulate, its class no attribute `twin`; use "
+            "dgt train"
+        )
+    return twin
 
 
 def simulate(
