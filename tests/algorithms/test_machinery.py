@@ -12,6 +12,7 @@ import torch
 import dgt
 from dgt import reference
 from dgt.algorithms import DecentralizedOptimizer, Message, NeighbourOptimizer, Views
+from dgt.config import registry
 from dgt.errors import ConfigError, LaunchError
 from dgt.network.mixing import mixing_matrix
 from dgt.processes.node import Node
