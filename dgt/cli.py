@@ -1,30 +1,33 @@
-"""The `dgt` command: finds the command that was typed, and tells what goes wrong in one line."""
+"""The `dgt` command: parses the command line, runs the command, and logs an error in one line."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import dgt
 from dgt import commands
-from dgt.commands.base import Command, tell
+from dgt.commands.base import Command
 from dgt.errors import EXIT_BAD_INPUT, ConfigError, DataError, LaunchError
 from dgt.launching import forkserver
-from dgt.processes import environment, signals
+from dgt.processes import environment, output, signals
+
+log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; errors are one line on standard error and exit code 2 (bad input) or 1."""
+    output.log_to_stderr(is_main=not environment.is_other_rank())
     try:
-        options, rest = parser().parse_known_args(arguments)
-        unknown = next((word for word in rest if word.startswith("-")), None)
+        options, more = parser().parse_known_args(arguments)
+        unknown = next((word for word in more if word.startswith("-")), None)
         if unknown is not None:
             raise ConfigError(f"{unknown}: no such option; see dgt --help")
-        options.overrides += rest  # argparse stops collecting at an option between them
+        options.overrides += more  # argparse leaves arguments after an option here
         if getattr(options, "config_dir", None):
             from dgt.config.compose import search_override
 
@@ -33,13 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         _refuse(error)
     except LaunchError as error:
-        _leave(str(error) if error.code > 2 else f"error: {error}", error.code)
+        _leave(str(error), error.code)
     except KeyboardInterrupt:
         _leave("interrupted", 128 + signal.SIGINT)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells mistakes like all others, in one line; looks for what can be set only when it is asked for help."""
+    """Mistakes are a `ConfigError`, like all others; the settings for --help are collected only when it is printed."""
 
     command: Command | None = None
 
@@ -56,9 +59,9 @@ def parser() -> argparse.ArgumentParser:
     """For `dgt COMMAND ...`."""
     top = _Parser(prog="dgt", description="Weighted decentralized training: one process per network node.")
     top.add_argument("--version", action="version", version=f"dgt {dgt.__version__}")
-    places = top.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    subparsers = top.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     for command in commands.every():
-        made = places.add_parser(
+        made = subparsers.add_parser(
             command.name,
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
@@ -76,25 +79,28 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _refuse(error: ConfigError) -> NoReturn:
-    """Bad input. A launcher ends all ranks with the first: there they meet, rank 0 prints it, and all exit.
+    """Exit for bad input. A launcher kills all ranks when the first exits: so they join, rank 0 prints it, all exit.
 
-    What is wrong with one host's data or environment is printed by its own ranks, as the others do not meet them.
+    Where the data of one host is wrong its own ranks print it: the ranks of other hosts do not come here.
     """
 
     def again() -> NoReturn:
         raise error
 
     if environment.is_launched() and not isinstance(error, DataError):
-        from dgt.launching import launch
+        from dgt.launching.jobs import JoinOptions
+        from dgt.launching.rank import be_rank
 
-        launch.be_rank(again, lambda _: launch.JoinOptions())
+        be_rank(again, lambda _: JoinOptions())
     forkserver.stop()
-    print(f"dgt: error: {error}", file=sys.stderr, flush=True)
+    log.error("%s", error)
     raise SystemExit(EXIT_BAD_INPUT)
 
 
 def _leave(words: str, code: int) -> NoReturn:
-    signals.leave_undisturbed()
+    """Exit with this code. Under a launcher all ranks come here with the same message, and rank 0 prints it."""
+    signals.ignore_signals()
     forkserver.stop()
-    tell(words)  # under a launcher every rank comes here with the same words
+    if not environment.is_other_rank():  # above 2 are codes of signals and stops, which are no errors
+        log.log(logging.INFO if code > EXIT_BAD_INPUT else logging.ERROR, "%s", words)
     raise SystemExit(code)

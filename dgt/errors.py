@@ -1,19 +1,25 @@
-"""Every error that dgt raises on purpose, and the exit codes of its commands. All are told in one line.
+"""Every error that dgt raises on purpose, and the exit codes of its commands. Each is printed as one line.
 
-ConfigError     what the user gave cannot be used: exit code 2        SharedError, DataError are such
-TrainingError   the run cannot go on: exit code 1                     AlarmError, StoreError are such
+ConfigError     bad input: exit code 2                                  base of SharedError, DataError
+TrainingError   the run cannot go on: exit code 1                       base of AlarmError, StoreError
 PeerError       another rank did not answer, or is gone
-WireError       a message is not the one asked for
+WireError       a message is not the expected one
 LaunchError     ranks that this process started did not finish; carries their exit code
-DamagedError    a checkpoint whose bits are wrong; the one before it is used
-SilenceError    an address where nobody answers, not even with a refusal
+DamagedError    a checkpoint fails its checksum; the one before it is used
+SilenceError    packets to an address are dropped: no connection is even refused
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 EXIT_STOPPED = 75  # EX_TEMPFAIL: asked to stop, and ready to be resumed
-_NO_TEXT = (*range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))  # breaks, directions, halves
+_NO_TEXT = (
+    *range(0x2028, 0x202F),
+    *range(0x2066, 0x206A),
+    *range(0xD800, 0xE000),
+)  # line breaks, text directions, surrogates
 _CONTROLS = (
     {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
     | {code: f"\\u{code:04x}" for code in _NO_TEXT}
@@ -23,7 +29,7 @@ _IN_LINES = {code: text for code, text in _CONTROLS.items() if code not in (ord(
 
 
 def printable(text: str, lines: bool = False) -> str:
-    """The text without what a terminal obeys, or no file can hold; `lines` keeps line breaks and tabs."""
+    """The text with control characters escaped, for terminals and files; `lines` keeps line breaks and tabs."""
     return text.translate(_IN_LINES if lines else _CONTROLS)
 
 
@@ -31,7 +37,7 @@ class ConfigError(ValueError):
     """Bad input: one line that names the value and what is allowed, and exit code 2."""
 
     def __init__(self, words: str) -> None:
-        super().__init__(printable(" ".join(words.splitlines())))  # other people's reasons may have several
+        super().__init__(printable(" ".join(words.splitlines())))  # messages of other libraries may have several lines
 
 
 class SharedError(ConfigError):
@@ -39,39 +45,46 @@ class SharedError(ConfigError):
 
 
 class DataError(ConfigError):
-    """The data set is not there, not whole, or cannot be stored."""
+    """The data set is missing, incomplete, or cannot be written."""
 
 
 class TrainingError(RuntimeError):
-    """The run cannot go on; raised by the rank that finds out."""
+    """The run cannot go on; raised by the rank that detects it."""
 
 
 class AlarmError(TrainingError):
-    """The network as a whole is unwell: no rank may go on, not even without the node that noticed."""
+    """A metric of the whole network is wrong: no rank may go on, not even without the node that detected it."""
 
 
 class StoreError(TrainingError):
-    """The store in which ranks met is gone: nothing can be decided together any more."""
+    """The rendezvous store is lost: ranks cannot agree on anything any more."""
 
 
 class PeerError(RuntimeError):
-    """Another rank did not answer in time, or its connection is gone."""
+    """Another rank did not answer in time, or its connection is gone.
+
+    peers   nodes one of which failed on a connection of this rank; empty if this rank only knows that some rank failed
+    """
+
+    def __init__(self, words: str, peers: Sequence[int] = ()) -> None:
+        super().__init__(words)
+        self.peers = tuple(peers)
 
 
 class WireError(RuntimeError):
-    """A message that is not the one asked for: stale, short, of another layout, or damaged."""
+    """A message that is not the expected one: stale, short, of another layout, or damaged."""
 
 
 class SilenceError(RuntimeError):
-    """No connection was even refused: whatever is sent to that address is dropped."""
+    """No connection was even refused: packets to that address are dropped."""
 
 
 class DamagedError(Exception):
-    """A checkpoint that cannot be used; says why."""
+    """A checkpoint that cannot be used, and why."""
 
 
 class LaunchError(RuntimeError):
-    """The ranks did not finish; says why in one line and with which exit code to leave."""
+    """The ranks did not finish: the reason in one line, and the exit code of this process."""
 
     def __init__(self, reason: str, code: int = EXIT_FAILED) -> None:
         super().__init__(reason)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is checked: style, types, import direction, and all tests.
+# Everything that is checked: style, types, import direction, the pages, and all tests.
 #   bash launch/test.sh                      # all of it
 #   bash launch/test.sh -m "not heavy"       # arguments go to pytest
 source "$(dirname "$0")/setup.sh"
@@ -23,6 +23,10 @@ export OMP_NUM_THREADS=1
 .venv/bin/ruff format --check .
 .venv/bin/mypy
 .venv/bin/lint-imports
+# the pages as a site: links, headings and the names in the reference exist
+site=$(mktemp -d)
+NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet --site-dir "$site"
+rm -r "$site"
 # without arguments all tests, those that mostly wait beside the others (tests/conftest.py)
 [ $# -gt 0 ] || set -- --numprocesses 2 --dist loadgroup
 .venv/bin/python -m pytest "$@"

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dgt.data import cifar10
 from dgt.launching import forkserver
-from dgt.processes import environment
+from dgt.processes import environment, output
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_launcher() -> None:
     # forked ranks import the main module again, which is pytest here: let the warm process have it already
     forkserver.PRELOAD.append("pytest")
+
+
+@pytest.fixture(autouse=True)
+def _log_as_the_command_does() -> Iterator[None]:
+    """What is logged stands on standard error, also where a test calls a function that only the command would."""
+    logger = logging.getLogger("dgt")
+    before = list(logger.handlers), logger.level, logger.propagate
+    output.log_to_stderr(is_main=True)
+    yield
+    logger.handlers, logger.level, logger.propagate = before
 
 
 @pytest.fixture(autouse=True)

@@ -1,20 +1,28 @@
-"""Decentralized optimizers behind the interface of `torch.optim.Optimizer`."""
+"""Decentralized optimizers behind the interface of `torch.optim.Optimizer`: one module per algorithm.
+
+A module `x.py` here with `ALGORITHM = TheClass` is the choice `algorithm=x` (`config/registry.py` finds it);
+`machinery/` is what they share.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from dgt.algorithms.allreduce import AllReduce
-from dgt.algorithms.base import DecentralizedOptimizer
 from dgt.algorithms.dsgd import DSGD
 from dgt.algorithms.gradient_tracking import GradientTracking
+from dgt.algorithms.machinery import DecentralizedOptimizer, Message, NeighbourOptimizer, Views
 from dgt.config import Config
 from dgt.exchange.network import Network
 
-__all__ = ["DSGD", "AllReduce", "DecentralizedOptimizer", "GradientTracking", "from_config"]
+__all__ = [
+    "DSGD", "AllReduce", "DecentralizedOptimizer", "GradientTracking", "Message", "NeighbourOptimizer", "Views",
+    "from_config",
+]  # fmt: skip
 
 
 def from_config(
@@ -23,16 +31,20 @@ def from_config(
     model: torch.nn.Module,
     network: Network,
 ) -> DecentralizedOptimizer:
-    """The optimizer a config asks for."""
-    if config.algorithm.name == "gradient_tracking":
-        return GradientTracking(
-            parameters,
-            lr=config.lr,
-            network=network,
-            overlap=config.overlap,
-            wire=config.wire,
-            local_steps=config.local_steps,
-            bucket_mb=config.bucket_mb,
-            model=model,
-        )
-    return {"dsgd": DSGD, "allreduce": AllReduce}[config.algorithm.name](parameters, lr=config.lr, network=network)
+    """The optimizer a config asks for.
+
+    parameters  what is trained, or parameter groups
+    model       whose parameters they are, for the hooks of `bucket_mb`
+    """
+    kind: type[DecentralizedOptimizer] = config.algorithm.kind
+    return kind(
+        parameters,
+        lr=config.lr,
+        network=network,
+        overlap=config.overlap,
+        wire=config.wire,
+        local_steps=config.local_steps,
+        bucket_mb=config.bucket_mb,
+        model=model,
+        **dataclasses.asdict(config.algorithm.settings),
+    )

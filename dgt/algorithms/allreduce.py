@@ -1,4 +1,6 @@
-"""Centralised weighted SGD, the baseline with a global sum: theta' = theta - alpha 1/n sum_i lambda_i g_i.
+"""Centralised weighted SGD, the baseline with a global sum.
+
+    theta' = theta - alpha 1/n sum_i lambda_i g_i
 
 All nodes hold one model. It starts at the strategy's network average of their models, so that it begins where
 the average of a decentralized run begins.
@@ -7,18 +9,26 @@ the average of a decentralized run begins.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from dgt.algorithms.base import DecentralizedOptimizer
-from dgt.algorithms.settings import group_facts
+from dgt.algorithms.machinery import DecentralizedOptimizer
+from dgt.algorithms.machinery.groups import group_facts
 from dgt.processes.agreement import agree
 from dgt.processes.notices import NEVER
 
 
 class AllReduce(DecentralizedOptimizer):
-    """What a decentralized run is compared with; the only optimizer here that talks to everyone."""
+    """What a decentralized run is compared with; the only optimizer here that talks to everyone.
+
+    parameters, lr, weight_decay   as of torch.optim.SGD, the same on all ranks
+    network                        a `dgt.Network`; of it, lambda only
+
+    wire, local_steps and bucket_mb are refused: the sum is made by the process group, at every step.
+    """
+
+    supports: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -31,7 +41,7 @@ class AllReduce(DecentralizedOptimizer):
             self._asked = torch.zeros(2, dtype=torch.float64, device=values.device)
             self._digests = _digests(torch.float64, size)
         values.mul_(self.network.average_weight)
-        self.network.node.sum(values)
+        self.network.node.all_reduce(values)
         self.flat.write_parameters()
 
     @torch.no_grad()
@@ -43,14 +53,12 @@ class AllReduce(DecentralizedOptimizer):
         self.refuse_non_finite(float(self._sum.sum()))
         self._sum.mul_(self.network.weight / node.size)
         self._tell()
-        node.sum(self._message, compared=False)
+        node.all_reduce(self._message, compared=False)
         if self._message is self._sum:
-            node.sum(self._asked, compared=False)
+            node.all_reduce(self._asked, compared=False)
         # everybody hears at once
         notices.stop_at, notices.save_at = (self.iteration + 1 if asked else NEVER for asked in self._heard())
-        # counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank
-        buffer_bytes = self._sum.numel() * self._sum.element_size()
-        self.transport.bytes_sent += 2 * (node.size - 1) * buffer_bytes // node.size
+        self.transport.bytes_sent += _ring_bytes(node.size, self._sum.nbytes)
         self.descend(self.flat.values, self._sum, out=self.flat.values)
 
     def _tell(self) -> None:
@@ -68,11 +76,23 @@ class AllReduce(DecentralizedOptimizer):
             agree(node, {"iteration": str(self.iteration), **group_facts(self.param_groups)})
         return stop, save
 
+    @classmethod
+    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: int) -> int:
+        return nodes * _ring_bytes(nodes, numbers * width)
+
 
 FEWEST_DIGESTS = 16
+
+
+def _ring_bytes(nodes: int, buffer_bytes: int) -> int:
+    """Counted as a ring all-reduce: 2 (n-1)/n of the buffer leaves every rank."""
+    return 2 * (nodes - 1) * buffer_bytes // nodes
 
 
 def _digests(dtype: torch.dtype, size: int) -> int:
     """How many digests d there may be so that n + (n + 1) n d^2 is a whole number that the dtype holds exactly."""
     largest = int(2 / torch.finfo(dtype).eps)
     return math.isqrt(max(largest - size, 0) // ((size + 1) * size))
+
+
+ALGORITHM = AllReduce

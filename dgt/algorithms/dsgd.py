@@ -1,4 +1,9 @@
-"""Decentralized SGD, the baseline without a tracker: theta' = W (theta - alpha G g)."""
+"""Decentralized SGD, the baseline without a tracker.
+
+    theta' = W (theta - alpha G g)
+
+Neighbours are sent z = theta - alpha G g, which is needed at once; with buckets it travels during backward and forward.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,28 @@ from typing import Any
 
 import torch
 
-from dgt.algorithms.base import DecentralizedOptimizer
-from dgt.exchange.streams import Stream
+from dgt.algorithms.machinery import Message, NeighbourOptimizer, Views
 
 
-class DSGD(DecentralizedOptimizer):
-    """Half the traffic of gradient tracking; stalls away from the optimum when nodes differ."""
+class DSGD(NeighbourOptimizer):
+    """Half the traffic of gradient tracking; stalls away from the optimum when nodes differ.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._z = Stream(self.network, self.transport, "parameters", self.flat.values)
+    parameters, lr, weight_decay   as of torch.optim.SGD, the same on all ranks
+    network                        a `dgt.Network`
+    overlap, wire, local_steps, bucket_mb, model   how z travels: see `NeighbourOptimizer`; there is nothing to overlap
+                                                   without buckets
+    """
 
-    @torch.no_grad()
-    def update(self) -> None:
-        self.note_settings()
-        z = self._z.buffer
-        self.read_gradient(out=z)
-        self.descend(self.flat.values, z, out=z, scale=self.network.gradient_scale)
-        self.refuse_non_finite(float(z.sum()))
-        self._z.post(self.iteration)
-        self._z.mix(self.flat.values)
+    messages = (Message("z", "parameters"),)
+
+    def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        """z = theta - alpha G g."""
+        torch.add(at.theta, gradient, alpha=-self.network.gradient_scale * float(group["lr"]), out=at.z)
+
+    def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """theta -= alpha G g."""
+        at.theta.add_(gradient, alpha=-self.network.gradient_scale * float(group["lr"]))
+        return gradient
+
+
+ALGORITHM = DSGD

@@ -4,166 +4,90 @@
 
 Neighbours are sent z = theta - alpha y and y instead of theta and y: the same algorithm, but z is needed at
 once and y only after the next gradient, so y travels while that gradient is computed. With buckets, z travels as well.
+
+Between two steps a node keeps theta and B = g - W y / G_ii; then y' = G_ii (g' - B). Neighbours aside, the next B is
+(1 - W_ii) g' + W_ii B, a mean of the two. A step passes over parameter-sized memory 2 degree + 10 times: B, g and
+theta are read, y, z and B written; z and the neighbours' z read, theta written; B read and written, the neighbours' y
+read.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
-from dgt.algorithms.base import DecentralizedOptimizer
-from dgt.algorithms.bucket import Bucket, LargeBucket, SmallBucket
-from dgt.algorithms.hooks import ExchangeDuringBackward
-from dgt.config import WIRES
-from dgt.config.checks import check_choice, check_range
-from dgt.errors import ConfigError
-from dgt.exchange.network import Network
-from dgt.processes.agreement import agree
-
-# Below this size a message costs the same whatever it holds, so z and y share one.
-ONE_MESSAGE_BYTES = 64 * 1024
+from dgt.algorithms.machinery import Message, NeighbourOptimizer, Views
+from dgt.exchange.streams import Stream
 
 
-class GradientTracking(DecentralizedOptimizer):
+class GradientTracking(NeighbourOptimizer):
     """The paper's algorithm. Strategy I or II is in `network`: its mixing row and gradient scale.
 
-    overlap      let y travel while the next gradient is computed; the numbers are the same without
-    wire         full; bfloat16 or float16 halve the traffic of a float32 model (`exchange/streams.py` says what holds)
-    local_steps  exchange after every so many steps only; between them W = I
-    bucket_mb    start the exchange during backward, bucket by bucket, and end it in the next forward of `model`;
-                 gradients cannot be changed after backward then (clipping), and `drain` comes before reading or
-                 changing parameters
+    parameters, lr, weight_decay   as of torch.optim.SGD, the same on all ranks
+    network                        a `dgt.Network`
+    overlap, wire, local_steps, bucket_mb, model   how vectors travel: see `NeighbourOptimizer`
 
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
     with three inboxes: eight, whatever the degree. A narrow wire needs up to four more.
     """
 
-    # so that one whose making failed, as settings differ between ranks, can let go of the parameters
-    buckets: list[Bucket] = []  # noqa: RUF012
-    _backward: ExchangeDuringBackward | None = None
+    messages = (Message("z", "parameters"), Message("y", "tracker", needed_at_once=False))
+    state_vectors = {"B": "rest"}  # noqa: RUF012
+    has_array_update = True
 
-    def __init__(
-        self,
-        parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
-        lr: float,
-        network: Network,
-        weight_decay: float = 0.0,
-        overlap: bool = True,
-        wire: str = "full",
-        local_steps: int = 1,
-        bucket_mb: float = 0,
-        model: torch.nn.Module | None = None,
-    ) -> None:
-        check_choice("wire", wire, WIRES)
-        check_range("local_steps", local_steps, 1)
-        check_range("bucket_mb", bucket_mb, 0)
-        super().__init__(parameters, lr, network, weight_decay)
-        agree(network.node, {"wire": wire, "local_steps": str(local_steps), "bucket_mb": str(bucket_mb)})
-        self.overlap, self.local_steps = overlap, local_steps
-        self._rest = self.flat.like()  # B
-        # in the order gradients become ready: from the model's last parameters to its first
-        self.buckets = self._make_buckets(wire, bucket_mb)
-        self.started = 0  # buckets whose exchange of this step has begun
-        self._accumulating = False
-        if bucket_mb and overlap:
-            if model is None:
-                raise ConfigError(f"bucket_mb={bucket_mb:g}: give the model too, GradientTracking(..., model=model)")
-            self._backward = ExchangeDuringBackward(self, model)
-            network.before_reading.append(self.drain)
-            network.node.before_leaving.append(self.drain)
+    def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        """y = G (g - B),  z = theta - alpha y,  B = W_ii B + (1 - W_ii) g."""
+        network = self.network
+        torch.sub(gradient, at.B, out=at.y)
+        if network.gradient_scale != 1:
+            at.y.mul_(network.gradient_scale)
+        torch.lerp(at.B, gradient.to(at.B.dtype), 1 - network.row.own, out=at.B)
+        torch.add(at.theta, at.y, alpha=-float(group["lr"]), out=at.z)
 
-    def _make_buckets(self, wire: str, bucket_mb: float) -> list[Bucket]:
-        theta = self.flat.values
-        whole = slice(0, theta.numel())
-        small = 2 * theta.numel() * theta.element_size() <= ONE_MESSAGE_BYTES
-        plain = theta.device.type == "cpu" and theta.dtype in (torch.float32, torch.float64)
-        if small and plain and not self.flat.has_masters and wire == "full" and not bucket_mb:
-            return [SmallBucket(self, self._rest)]
-        parts = self.flat.buckets(int(bucket_mb * 2**20)) if bucket_mb else [whole]
-        narrow = None if wire == "full" else getattr(torch, wire)
-        return [LargeBucket(self, self._rest, part, narrow) for part in parts]
-
-    def update(self) -> None:
-        if self._backward is not None and self.found_inf is not None:
-            raise ConfigError(
-                "bucket_mb: a GradScaler unscales gradients after backward, when buckets have left; leave bucket_mb at "
-                "0, or the scaler out (autocast to bfloat16 needs none)"
-            )
-        if not self.exchanges:
-            for bucket in self.buckets:
-                bucket.local_step()
-            return
-        self.start_buckets(len(self.buckets))
-        self.started = 0
-        if self._backward is not None:
-            return
-        for bucket in self.buckets:
-            bucket.take_parameters()
-        if not self.overlap:
-            self.drain()
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether this step talks to the neighbours."""
-        return (self.iteration + 1) % self.local_steps == 0
-
-    @property
-    def hearing_steps(self) -> int:
-        # during backward messages leave before the step that announces, and are taken in one step later
-        return super().hearing_steps * self.local_steps + 2 * (self._backward is not None)
-
-    def start_buckets(self, number: int) -> None:
-        """Begin the exchange of the first so many buckets, in order: everybody sends in the same one."""
-        if self.started < number:
-            self.note_settings()
-        while self.started < number:
-            self.buckets[self.started].start(self.iteration)
-            self.started += 1
-
-    @contextlib.contextmanager
-    def accumulate(self) -> Iterator[None]:
-        """With buckets: around every backward of a step but the last, so that gradients add up before they are used."""
-        self._accumulating = True
-        try:
-            yield
-        finally:
-            self._accumulating = False
-
-    @property
-    def uses_gradients_now(self) -> bool:
-        """Whether a gradient that has just arrived may be taken."""
-        return self.exchanges and not self._accumulating and not self.network.averaging
-
-    def drain(self) -> None:
-        """Take in what is still travelling: theta = W z and B = g - W y / G are complete after it."""
-        for bucket in self.buckets:
-            bucket.take_parameters()
-            bucket.take_tracker()
-
-    def begin_step(self) -> None:
-        if self.started and self._backward is not None:  # the step has begun during backward
-            self._backward.refuse_changes()
+    def receive(self, message: str, stream: Stream, at: Views) -> None:
+        """theta = W z;  B -= sum_j W_ij y_j / G_ii."""
+        if message == "z":
+            stream.mix(at.theta)
         else:
-            super().begin_step()
+            stream.add_neighbours(at.B, -1 / self.network.gradient_scale)
 
-    def close(self) -> None:
-        super().close()
-        if self._backward is not None:
-            self._backward.close()
-            self._backward = None
-            for finishing in (self.network.before_reading, self.network.node.before_leaving):
-                finishing.remove(self.drain)
+    def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """theta -= alpha G (g - B); with W = I, B stays as it is."""
+        descent = torch.sub(gradient, at.B, out=at.scratch)
+        at.theta.add_(descent, alpha=-self.network.gradient_scale * float(group["lr"]))
+        return descent
 
-    def buffers(self) -> dict[str, torch.Tensor]:
-        state = {"rest": self._rest}
-        for number, bucket in enumerate(self.buckets):
-            state |= {f"{name}_{number}": tensor for name, tensor in bucket.state().items()}
-        return {**super().buffers(), **state}
+    def idle_gradient(self, at: Views) -> Any:
+        """B, so that y = 0."""
+        return at.B
+
+    def compute_message_arrays(self, at: Views, gradient: np.ndarray) -> None:
+        """y = G (g - B),  z = theta - alpha y."""
+        np.subtract(gradient, at.B, out=at.y)
+        if self.network.gradient_scale != 1:
+            at.y *= self.network.gradient_scale
+        self.descend_arrays(at.theta, at.y, out=at.z)
+
+    def receive_arrays(self, mixed: Views, at: Views, gradient: np.ndarray) -> None:
+        """theta = W z,  B = g - W y / G."""
+        at.theta[:] = mixed.z
+        if self.network.gradient_scale != 1:
+            mixed.y /= self.network.gradient_scale
+        np.subtract(gradient, mixed.y, out=at.B)
+
+    def local_step_arrays(self, at: Views, gradient: np.ndarray) -> np.ndarray:
+        """theta -= alpha G (g - B)."""
+        direction = self.network.gradient_scale * (gradient - at.B)
+        self.descend_arrays(at.theta, direction, out=direction)
+        at.theta[:] = direction
+        return direction
 
     def tracking_error(self) -> torch.Tensor:
         """-pi_i G_i B_i, which sums to sum_i pi_i (y_i - G_i g_i): W leaves sums under pi as they are."""
         self.drain()
-        return self._rest * (-self.network.average_weight * self.network.gradient_scale)
+        return self.vectors["B"] * (-self.network.average_weight * self.network.gradient_scale)
+
+
+ALGORITHM = GradientTracking

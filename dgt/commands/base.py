@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,12 +48,6 @@ def choices() -> list[str]:
     lines += ["             weights=[1,2,3] is a list, weights=my.txt a file", "", "experiments:"]
     lines += [f"  {line}" for line in composing.experiments()]
     return [*lines, "", "settings:", *(f"  {line}" for line in composing.settings())]
-
-
-def tell(words: str) -> None:
-    """A line on standard error, once however many ranks print it."""
-    if not environment.is_other_rank():
-        print(f"dgt: {words}", file=sys.stderr, flush=True)
 
 
 def refuse_ranks(command: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from pathlib import Path
 
-from dgt.commands.base import Command, tell
+from dgt.commands.base import Command
 from dgt.config.checks import nearest
 from dgt.errors import ConfigError
 from dgt.processes import environment
+
+log = logging.getLogger(__name__)
 
 SETTINGS = """settings:
   root: null        # where to keep it; null: the user's cache directory
@@ -27,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
             raise ConfigError(f"{override}: no such setting; {nearest(key, [f'{name}=...' for name in settings])}")
         settings[key] = value
     root = Path(settings["root"])
-    folder = cifar10.ensure(root, settings["source"], tell)
+    folder = cifar10.ensure(root, settings["source"], log.info)
     arrays = cifar10.load(root)
     cifar10.verify(arrays, root)
     if options.json:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from pathlib import Path
 
-from dgt.commands.base import Command, tell
+from dgt.commands.base import Command
 from dgt.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 SETTINGS = """settings:
   laziness: 0.3        # epsilon
@@ -36,7 +39,7 @@ def run(options: argparse.Namespace) -> None:
         from dgt.report import gaps as gaps_report  # matplotlib takes half a second to load
 
         written = gaps_report.write_all(rows, config.topology, Path(options.figures))
-        tell(f"{options.figures} has {', '.join(path.name for path in written)}")
+        log.info("%s has %s", options.figures, ", ".join(path.name for path in written))
     print(json.dumps(rows, indent=2) if options.json else gap_lines(rows))
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
-import inspect
-import itertools
 import math
 import re
-import textwrap
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -88,12 +84,16 @@ def check_name(key: str, value: str) -> None:
 
 def build(section: type[Section], values: Mapping[str, Any], prefix: str) -> Section:
     """Make the dataclass from a dictionary, checking every key and type on the way."""
-    types = typing.get_type_hints(section)
-    arguments = {}
+    types, arguments = typing.get_type_hints(section), {}
     for key, value in values.items():
         if key not in types:
-            raise ConfigError(f"{prefix}{key}: no such key; {nearest(key, types)}")
+            hint = nearest(key, types) if types else "it has no settings"
+            raise ConfigError(f"{prefix}{key}: no such key; {hint}")
         arguments[key] = _convert(types[key], value, prefix + key)
+    for field in dataclasses.fields(typing.cast(Any, section)):
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and field.name not in arguments:
+            raise ConfigError(f"{prefix}{field.name}: has no default; give it, {prefix}{field.name}=VALUE")
     return section(**arguments)
 
 
@@ -103,6 +103,12 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}={value}: expected a group of keys")
         return build(typing.cast(type, kind), value, key + ".")
+    if kind is Any:
+        return value
+    if kind is dict or typing.get_origin(kind) is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key}={value}: expected a group of keys")
+        return dict(value)
     options = typing.get_args(kind) if typing.get_origin(kind) is not list else ()
     if options:
         if value is None and type(None) in options:
@@ -120,17 +126,5 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
         return str(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-        raise ConfigError(f"{key}={value}: must be {words[kind]}")
+        raise ConfigError(f"{key}={value}: must be {words.get(kind, f'a {kind.__name__}')}")
     return value
-
-
-def documented(section: type) -> list[str]:
-    """'key: default   # meaning' for every field, from the docstrings below them."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    words = {}
-    for field, following in itertools.pairwise(tree.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(following, ast.Expr):
-            words[field.target.id] = ast.literal_eval(following.value)
-    made = section()
-    return [f"{key}: {getattr(made, key)}   # {meaning}" for key, meaning in words.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,22 @@ from typing import Any
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dgt.config import Config
+from dgt.config import Config, registry
 from dgt.config.checks import check_choice, nearest
+from dgt.config.settings import defaults, documented
+from dgt.config.slurm import SlurmJobs
 from dgt.errors import ConfigError
 
 LAUNCHER = "hydra/launcher"
-OPEN = ("problem", "logger")  # groups whose `_target_` brings keys of its own
 SEVERAL = "logger"  # the group of which several can be chosen
+ConfigStore.instance().store(group=LAUNCHER, name="slurm_jobs", node=SlurmJobs, provider="dgt")  # base of slurm.yaml
 
 
 def conf_dir() -> Path:
@@ -34,8 +38,8 @@ def conf_dir() -> Path:
 
 
 def groups(search: Sequence[Path] = ()) -> dict[str, list[str]]:
-    """Every config group and its choices, as the files in `conf/` and in the user's own folders say."""
-    choices: dict[str, set[str]] = {}
+    """Every config group and its choices: files in `conf/` and in the user's own folders, and what the package has."""
+    choices: dict[str, set[str]] = {group: set(registry.names(group)) for group in registry.PLACES}
     for top in (conf_dir(), *search):
         for folder in (path for path in top.iterdir() if path.is_dir()):
             choices.setdefault(folder.name, set()).update(file.stem for file in folder.glob("*.yaml"))
@@ -48,14 +52,32 @@ def settings() -> list[str]:
     nested: dict[tuple[str, str], list[str]] = {}
     for group, choices in groups().items():
         for choice in choices if group != "experiment" else []:
-            text = (conf_dir() / group / f"{choice}.yaml").read_text(encoding="utf-8")
-            lines = text.splitlines()
-            if "@package _global_" in text:  # the group's own keys are indented, the others belong to the top
-                lines = [line.strip() for line in lines if line.startswith("  ")]
-            for line in lines:
+            for line in _lines_of(group, choice):
                 if not line.startswith("name:"):
-                    nested.setdefault((group, line), []).append(choice)
+                    nested.setdefault((group, re.sub(" +#", "   #", line)), []).append(choice)
     return top + [f"{group}.{line}   [{group}={', '.join(choices)}]" for (group, line), choices in nested.items()]
+
+
+def _lines_of(group: str, choice: str) -> list[str]:
+    """What a choice can be set to, from its file, or where it has none from the settings that it declares."""
+    file = conf_dir() / group / f"{choice}.yaml"
+    if not file.is_file():
+        declared = registry.settings_class(group, registry.find(group, choice))
+        return documented(declared) if declared is not None else []
+    text = file.read_text(encoding="utf-8")
+    if "@package _global_" in text:  # the group's own keys are indented, the others belong to the top
+        return [line.strip() for line in text.splitlines() if line.startswith("  ")]
+    return text.splitlines()
+
+
+def _store_without_files() -> None:
+    """Tell Hydra about choices of the package that have no file in `conf/`: their settings are what they declare."""
+    for group in registry.PLACES:
+        for name in registry.names(group):
+            if not (conf_dir() / group / f"{name}.yaml").is_file():
+                declared = registry.settings_class(group, registry.find(group, name))
+                values = defaults(declared) if declared is not None else {}
+                ConfigStore.instance().store(group=group, name=name, node={"name": name, **values})
 
 
 def experiments() -> list[str]:
@@ -111,7 +133,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """Parse Hydra's override grammar and check group choices; weights=[1,2] and weights=FILE are unfolded."""
     search, overrides = _search_path(overrides)
     choices = groups(search)
-    parsed = _parsed([piece for override in overrides for piece in _unfold(override)])
+    parsed = _parsed([piece for override in _with_custom(overrides) for piece in _unfold(override)])
     for item in parsed:
         for value in _choices_made(item) if item.key_or_group in choices else []:
             options = choices[item.key_or_group]
@@ -128,8 +150,8 @@ def keys_of(group: str, overrides: Sequence[str]) -> list[str]:
     return list(_compose(chosen, search)[group])
 
 
-def launcher(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a Hydra launcher, hydra/launcher=slurm hydra.launcher.timeout_min=30, and how Hydra is told."""
+def launcher(overrides: Sequence[str]) -> dict[str, Any]:
+    """The settings that hydra/launcher=slurm hydra.launcher.timeout_min=30 make."""
     search, own = _search_path(overrides)
     known: dict[str, Any] = {}
     chosen: list[str] = []
@@ -148,13 +170,13 @@ def launcher(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         else:
             known = _launcher([*chosen, str(item.input_line)], search)  # one more at a time: an error names it
         chosen.append(str(item.input_line))
-    return known, [*_hydra_search_path(search), *chosen]
+    return known
 
 
 def _launcher(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:
     with _plain_words(overrides[-1:]), initialized():
         composed = hydra_compose(overrides=[*_hydra_search_path(search), *overrides], return_hydra_config=True)
-        found = OmegaConf.to_container(composed.hydra.launcher)
+        found = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}
 
@@ -198,10 +220,21 @@ def _search_path(overrides: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def _is_argument(item: Override, composed: dict[str, Any]) -> bool:
-    """Whether this is an argument of a problem or logger from outside the package, whose keys are its own."""
+    """Whether this is a setting of a class or function from outside the package, whose keys are its own."""
     section, _, key = item.key_or_group.partition(".")
-    own = composed.get(section)
-    return section in OPEN and isinstance(own, dict) and "_target_" in own and (key not in own or own[key] is None)
+    chosen = composed.get(section)
+    return bool(key) and isinstance(chosen, dict) and "_target_" in chosen and chosen.get(key) is None
+
+
+def _with_custom(overrides: Sequence[str]) -> list[str]:
+    """topology._target_=my.graph -> topology=custom topology._target_=my.graph, where no topology is chosen.
+
+    Not for loggers: one of one's own comes beside those that are named.
+    """
+    chosen = {override.partition("=")[0] for override in overrides}
+    groups = [group for group in registry.PLACES if group != SEVERAL]
+    needed = [group for group in groups if f"{group}._target_" in chosen and group not in chosen]
+    return [*(f"{group}=custom" for group in needed), *overrides]
 
 
 def _unfold(override: str) -> list[str]:
@@ -231,6 +264,7 @@ def _listed(item: Override) -> list[str]:
 
 
 def _compose(overrides: list[str], search: Sequence[Path]) -> dict[str, Any]:
+    _store_without_files()
     with _plain_words(overrides), initialized():
         composed = hydra_compose("config", overrides=[*_hydra_search_path(search), *overrides])
         missing = sorted(OmegaConf.missing_keys(composed))

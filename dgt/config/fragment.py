@@ -57,11 +57,12 @@ def _differences(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     groups = {name: values[name]["name"] for name in ("weights", "topology", "strategy")}
     for name in ("problem", "algorithm", "logger", "chaos"):
         if values[name]["name"] != Config().to_dict()[name]["name"]:
-            own = name == "problem" and "_target_" in values[name]
-            groups[name] = "custom" if own else values[name]["name"]
+            groups[name] = values[name]["name"]
+    targets = [name for name in groups if "_target_" in values[name] and name != "logger"]
+    groups |= dict.fromkeys(targets, "custom")
     needed = [f"{group}.{key}=x" for group, key in (("weights", "path"), ("topology", "path")) if key in values[group]]
     needed += ["weights.values=[1]"] * ("values" in values["weights"])
-    needed += ["problem._target_=x"] * ("_target_" in values["problem"])
+    needed += [f"{group}._target_=x" for group in targets]
     plain = composing.compose([*(f"{group}={_as_word(name)}" for group, name in groups.items()), *needed]).to_dict()
     return groups, dict(_changed(values, plain))
 

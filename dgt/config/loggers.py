@@ -4,25 +4,19 @@
     logger=[tensorboard,wandb] logger.project=mine            each takes the settings that it declares
     logger._target_=my_module.MySink logger.path=here         besides those that are named
 
-Sinks are modules of `dgt/runs/sinks/`; they are imported by name, because that package is above this one.
+Sinks are modules of `dgt/runs/sinks/`, found by `registry`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from dgt.config.checks import build, check_choice, nearest
-from dgt.config.settings import check_settings
+from dgt.config import registry
+from dgt.config.checks import check_choice, nearest
 from dgt.errors import ConfigError
-
-PACKAGE = "dgt.runs.sinks"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,9 +68,9 @@ class LoggerConfig:
 
     def sinks(self) -> list[tuple[str, Any, Any]]:
         """(name, class, its settings) of every sink that is wanted; raises where one cannot take a setting."""
-        kinds = [(name, _find(name)) for name in self.names]
+        kinds = [(name, registry.find("logger", name)) for name in self.names]
         if self.target is not None:
-            kinds.append((self.target, _resolve(self.target)))
+            kinds.append((self.target, registry.resolve(self.target, "logger._target_")))
         fields = {name: _fields(kind) for name, kind in kinds}
         known = [key for own in fields.values() for key in own]
         for key in self.settings:
@@ -87,32 +81,13 @@ class LoggerConfig:
 
     def _settings_of(self, kind: Any, own: list[str]) -> Any:
         given = {key: value for key, value in self.settings.items() if key in own}
-        settings = build(kind.Settings, given, "logger.") if hasattr(kind, "Settings") else None
-        if settings is not None:
-            check_settings(settings, "logger.")
-        return settings
+        return registry.settings_from("logger", kind, given) if hasattr(kind, "Settings") else None
 
 
-def names() -> list[str]:
-    """The sinks of the package, without importing them."""
-    folder = Path(__file__).parents[1].joinpath(*PACKAGE.split(".")[1:])
-    return [module.name for module in pkgutil.iter_modules([str(folder)])]
+def names() -> tuple[str, ...]:
+    """The sinks of the package."""
+    return registry.names("logger")
 
 
 def _fields(kind: Any) -> list[str]:
     return [one.name for one in dataclasses.fields(kind.Settings)] if hasattr(kind, "Settings") else []
-
-
-def _find(name: str) -> Any:
-    return importlib.import_module(f"{PACKAGE}.{name}").SINK
-
-
-def _resolve(target: str) -> Any:
-    """The class behind a dotted path; modules in the current directory count."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-    try:
-        return pkgutil.resolve_name(target)
-    except Exception as error:  # whatever the user's module does while it is imported
-        raise ConfigError(f"logger._target_={target}: cannot import it ({error})") from None

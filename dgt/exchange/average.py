@@ -71,7 +71,7 @@ def _sum_over_nodes(network: Network, tensors: Iterable[torch.Tensor], share: fl
     for dtype in sorted({tensor.dtype for tensor in floating}, key=str):
         same = [tensor for tensor in floating if tensor.dtype == dtype]
         flat = torch.cat([tensor.flatten() for tensor in same]).mul_(share)
-        network.node.sum(flat)
+        network.node.all_reduce(flat)
         for tensor, piece in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
             tensor.copy_(piece.view_as(tensor))
 

@@ -32,8 +32,8 @@ class Piece:
         whole = self.parameter.grad
         if whole is None:
             return zeros[: self.inside.stop - self.inside.start].zero_()
-        whole = whole.to_dense() if whole.is_sparse else whole
-        return whole.reshape(-1)[self.inside]
+        whole = (whole.to_dense() if whole.is_sparse else whole).reshape(-1)
+        return whole if whole.numel() == self.inside.stop - self.inside.start else whole[self.inside]
 
 
 class FlatParameters:

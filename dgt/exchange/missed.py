@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dgt.errors import PeerError, TrainingError
+from dgt.processes.collectives import other_positions
 from dgt.processes.node import Node
 from dgt.processes.notices import absence, has_left
+from dgt.processes.peer_status import Position
 
 
 def missed(
@@ -23,7 +25,7 @@ def missed(
         return TrainingError(has_left(node.name, f"neighbour {names[0]}", left, f"at step {iteration + 1}"))
     who = f"neighbour {names[0]}" if len(names) == 1 else f"one of the neighbours {names}"
     words = f"node {node.name}: {who} {what}; {kind} of iteration {iteration}"
-    likely = node.whereabouts(f"step {iteration + 1}", names, what)
-    if not likely and "did not answer" in what and kind != "handshake":
+    likely = other_positions(node, Position(True, f"step {iteration + 1}"), names, what)
+    if not likely and what.timed_out and kind != "handshake":
         likely = f"; it has made {steps} steps: do all ranks make the same number?"
-    return PeerError(words + likely)
+    return PeerError(words + likely, peers=names)

@@ -27,16 +27,25 @@ from dgt.processes.node import Node
 
 
 class Network:
-    """What node i knows of the network.
+    """What node i knows of the network. All ranks make it, with the same arguments.
+
+    node            from `dgt.join()`
+    graph           a networkx graph of the nodes 0, ..., n-1
+    weights         lambda_i for every node; scaled so that their mean is 1
+    strategy        I or II
+    laziness        epsilon: the least weight W_ii of a node's own parameters
+    transport       auto (shared memory between neighbours that have it, else messages) or messages
+    crc             also check the content of every message, not only its head
+
+    Its attributes:
 
     row             its own weight W_ii and W_ij for each neighbour j
     gradient_scale  G_ii: lambda_i in Strategy I, 1 in Strategy II
     weight          lambda_i
     average_weight  pi_i: the share of this node in the strategy's network average, 1/n or lambda_i/n
-    transport       auto (memory where neighbours share it, else messages) or messages
-    crc             also check the content of every message, not only its head
-    row             given only where it is not to be learned: some of its nodes are lost
-    reach           exchanges after which everybody has heard what this node tells its neighbours
+    reach           exchanges after which a value that this node sends has passed to all others: its eccentricity
+
+    As an argument, `row` replaces the handshake, for the ranks that are left after a loss.
     """
 
     def __init__(
@@ -66,12 +75,11 @@ class Network:
         self.average_weight = share.average_weight
         self._transports: list[Transport] = []
         self.bytes_before, self.wait_before = 0, 0.0
-        self._model: torch.nn.Module | None = None
         self.before_reading: list[Callable[[], None]] = []  # brings parameters up to date that are still on their way
         self.averaging: frozenset[int] = frozenset()  # ids of the tensors that hold the average just now
         self.laziness = laziness
         self.row = row if row is not None else handshake(self.open_transport(), share.mixing_weight, laziness)
-        self.wait_before = -self.wait_seconds  # who starts late is not slow
+        self.wait_before = -self.wait_seconds  # what the handshake waited for ranks that start later is not counted
 
     def among(self, graph: nx.Graph, weights: np.ndarray, row: MixingRow) -> Network:
         """The network of the ranks that are left, all three theirs; what was sent and waited for is carried over."""
@@ -91,22 +99,25 @@ class Network:
     ) -> Iterator[torch.nn.Module]:
         """with network.average(model): the model is the strategy's network average inside. All ranks call it.
 
-        `recalibrate` is called on the averaged model to renew its BatchNorm statistics, for example with
-        `torch.optim.swa_utils.update_bn`; the statistics of all nodes are then pooled.
+        model         this node's own; it has its own values again after the block
+        recalibrate   called on the averaged model to compute its BatchNorm statistics again, for example with
+                      `torch.optim.swa_utils.update_bn`; the statistics of all nodes are then pooled
         """
-        self._model = model
         with averaged(self, model, recalibrate):
             yield model
 
     def save_average(
         self,
         path: str | Path,
-        model: torch.nn.Module | None = None,
+        model: torch.nn.Module,
         recalibrate: Callable[[], None] | None = None,
     ) -> None:
-        """Write the network average as an ordinary state_dict; the model is that of the last `average` if not given."""
-        model = model if model is not None else self._model
-        if model is None:
+        """Write the network average of `model` to `path` as an ordinary state_dict, from rank 0; all ranks call it.
+
+        path, model   where, and this node's own model
+        recalibrate   as for `average`
+        """
+        if not isinstance(model, torch.nn.Module):
             raise ConfigError("save_average: give the model, network.save_average(path, model)")
         save_average(self, model, path, recalibrate)
 

@@ -1,1 +1,1 @@
-"""Starting ranks: on this host from a warm process, under torchrun, as jobs of a Slurm sweep."""
+"""Starting ranks: on this host from a forkserver, under torchrun or srun, as jobs of a Slurm sweep."""

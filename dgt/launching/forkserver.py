@@ -1,6 +1,7 @@
-"""The warm process that forks every rank: started as early as possible, so that it imports torch while we do.
+"""The forkserver: a process that has imported torch and forks every rank, which then need not import it again.
 
-Imports nothing heavy itself: `dgt` starts it before anything else.
+`dgt` starts it before anything else, so that both processes import torch at the same time; this module therefore
+imports nothing heavy itself.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from pathlib import Path
 
 from dgt.processes import environment
 
-# by name, as nothing heavy is imported here; `warm` comes last: it ends the time in which signals are blocked
+# modules that the forkserver imports; `preload` comes last, because it unblocks signals
 PRELOAD = [
     "dgt.launching.run", "dgt.commands.compare.job", "dgt.commands.bench.job", "dgt.commands.doctor.examination",
-    "dgt.launching.warm",
+    "dgt.launching.preload",
 ]  # fmt: skip
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start() -> None:
-    """Make sure it runs, with the environment ranks should have."""
+    """Start it unless it runs, with the environment variables that ranks inherit."""
     environment.prepare_children(folder())
     multiprocessing.set_forkserver_preload(PRELOAD)
-    # Both processes inherit that these signals are blocked, the forkserver until `warm` is imported: Ctrl-C must not
-    # hit it in the middle of its imports, and Slurm signals every process of a job. What arrives here meanwhile is
-    # delivered at the end: ignoring it in place of blocking would lose it.
+    # Both new processes inherit the signal mask; the forkserver unblocks when `preload` is imported. Else Ctrl-C, and
+    # Slurm's signals to every process of a job, would kill it during its imports. In this process blocked signals are
+    # delivered when the mask is restored; with SIG_IGN they would be lost.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     try:
-        multiprocessing.resource_tracker.ensure_running()  # unblocks some of them
+        multiprocessing.resource_tracker.ensure_running()  # it unblocks SIGINT and SIGTERM
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         multiprocessing.forkserver.ensure_running()
     finally:
@@ -42,7 +43,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """End it at once: ranks still waiting to be forked would wake up to a launcher that is gone, and complain."""
+    """Kill it: ranks that it forks after the launcher has ended would print tracebacks."""
     pid = _pid()
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
@@ -50,7 +51,7 @@ def stop() -> None:
 
 
 def ended_by() -> str:
-    """What has ended it, in words; empty while it runs. It stays a zombie: multiprocessing looks at it too."""
+    """The signal or exit code that ended it; empty while it runs. WNOWAIT leaves the zombie for multiprocessing."""
     pid, found = _pid(), None
     if pid is not None and hasattr(os, "waitid"):
         with contextlib.suppress(ChildProcessError):
@@ -63,27 +64,27 @@ def ended_by() -> str:
 
 
 def _pid() -> int | None:
-    """Its number; it is a child of ours, so nobody else gets that number before we ask for its end."""
+    """Its pid, which is not reused before this process, its parent, has waited for it."""
     return getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
 
 
 def folder() -> Path:
-    """Where multiprocessing keeps the socket over which ranks are ordered."""
+    """multiprocessing's temporary directory, with the socket of the forkserver."""
     return Path(multiprocessing.util.get_temp_dir())
 
 
-def meeting_prefix() -> str:
-    """How the folders begin in which ranks of this launcher meet: whoever tidies up knows them by it."""
+def folder_prefix() -> str:
+    """The beginning of names of this launcher's temporary directories, by which `remove_files` finds them."""
     return f"dgt-{folder().name.rpartition('-')[2]}-"
 
 
-def tidy_up(folder: Path) -> None:
-    """Remove what a launcher that has ended leaves behind, given where its socket was."""
+def remove_files(folder: Path) -> None:
+    """Remove the temporary directories of a launcher that has ended, given the one of its socket."""
     for left in (*folder.parent.glob(f"dgt-{folder.name.rpartition('-')[2]}-*"), folder):
         shutil.rmtree(left, ignore_errors=True)
 
 
-def end() -> None:
-    """Stop it and tidy up: this process is about to end without Python's own way out."""
+def stop_and_clean_up() -> None:
+    """Kill it and remove all files: for a process that ends by `os._exit`, without atexit handlers."""
     stop()
-    tidy_up(folder())
+    remove_files(folder())

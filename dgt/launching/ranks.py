@@ -1,9 +1,9 @@
-"""The ranks that a launcher has started, as it knows them: by the notes they leave in the folder where they meet.
+"""The launcher's view of its ranks, through files in their temporary folder.
 
-pid-3            process and start time of rank 3
-met-4711         the rank with this process number has met all others
-listens-4711     it saves and leaves when it is asked to stop
-lost-3           by the launcher: rank 3 has ended
+pid-3             by rank 3: its pid and start time
+connected-4711    by the rank with this pid: it has connected to all others
+stops-4711        by the rank with this pid: it saves and exits when a signal asks it to
+lost-3            by the launcher: rank 3 has ended
 """
 
 from __future__ import annotations
@@ -17,102 +17,103 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from dgt.errors import EXIT_FAILED
-from dgt.processes.node import LISTENS, MET
+from dgt.processes.node import CONNECTED, STOPS_ON_SIGNALS
 from dgt.processes.process import Process
 from dgt.processes.signals import PASSED_ON
 
 
-def introduce(meeting: Path, rank: int) -> None:
-    """This process is that rank; it ends if its launcher has left meanwhile."""
+def register_rank(folder: Path, rank: int) -> None:
+    """Write that this process is that rank; exit if the folder is gone, with the launcher that made it."""
     try:
-        Process.own().write(meeting / f"pid-{rank}")
+        Process.own().write(folder / f"pid-{rank}")
     except FileNotFoundError:
         os._exit(EXIT_FAILED)
 
 
 class Ranks:
-    """The launcher's view of them."""
+    """The ranks 0, ..., nodes - 1 that use this folder."""
 
-    def __init__(self, meeting: Path, nodes: int) -> None:
-        self._meeting, self._nodes = meeting, nodes
-        self._known: dict[int, Process] = {}
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self._folder, self._nodes = folder, nodes
+        self._processes: dict[int, Process] = {}
 
     @property
-    def known(self) -> dict[int, Process]:
-        """Those that have begun, by rank."""
+    def processes(self) -> dict[int, Process]:
+        """The processes of ranks that have registered, by rank."""
         for rank in range(self._nodes):
-            if rank not in self._known:
+            if rank not in self._processes:
                 with contextlib.suppress(OSError):
-                    self._known[rank] = Process.read(self._meeting / f"pid-{rank}")
-        return self._known
+                    self._processes[rank] = Process.read(self._folder / f"pid-{rank}")
+        return self._processes
 
     def add(self, rank: int, process: Process) -> None:
-        """One that was forked just now."""
-        self._known[rank] = process
+        """A rank that was forked just now, before it registers itself."""
+        self._processes[rank] = process
 
     @property
-    def all_begun(self) -> bool:
-        return all((self._meeting / f"pid-{rank}").exists() for rank in range(self._nodes))
+    def all_registered(self) -> bool:
+        return all((self._folder / f"pid-{rank}").exists() for rank in range(self._nodes))
 
-    def all_say(self, what: str) -> bool:
-        """Whether all that are not lost have left this note."""
-        return len(self.known) == self._nodes and all(
-            (self._meeting / f"{what}-{process.pid}").exists() or (self._meeting / f"lost-{rank}").exists()
-            for rank, process in self.known.items()
+    def all_wrote(self, what: str) -> bool:
+        """Whether all ranks that are not lost have written the file WHAT-PID."""
+        return len(self.processes) == self._nodes and all(
+            (self._folder / f"{what}-{process.pid}").exists() or (self._folder / f"lost-{rank}").exists()
+            for rank, process in self.processes.items()
         )
 
     @property
-    def have_met(self) -> bool:
-        return self.all_say(MET)
+    def have_connected(self) -> bool:
+        return self.all_wrote(CONNECTED)
 
     def are_stopped(self, ranks: Iterable[int]) -> bool:
-        """Whether all of these, which run, were stopped by a signal."""
-        return all(self._known[rank].is_stopped() for rank in ranks)
+        """Whether all of these running ranks are stopped (SIGSTOP)."""
+        return all(self._processes[rank].is_stopped() for rank in ranks)
 
-    def lose(self, rank: int) -> None:
-        """Tell the others that this one has ended."""
-        (self._meeting / f"lost-{rank}").touch()
+    def mark_lost(self, rank: int) -> None:
+        """Write for the others that this rank has ended."""
+        (self._folder / f"lost-{rank}").touch()
 
     def send(self, number: int) -> None:
-        """A signal to all that still run, and to nobody else."""
-        for process in self.known.values():
+        """Send a signal to all ranks that still run; never to another process that got the pid of one."""
+        for process in self.processes.values():
             process.send(number)
 
     @contextlib.contextmanager
     def forwarding(self) -> Iterator[None]:
-        """Pass SIGTERM, SIGUSR1 and Ctrl-C on to the ranks, who then stop together; while they start, end at once.
+        """Forward SIGTERM, SIGUSR1 and Ctrl-C to the ranks, which then stop at the same step; while ranks are still
+        starting, raise `SignalException`, after which the launcher kills them.
 
-        SIGUSR2, which submitit has Slurm send, is a SIGUSR1 to the ranks. A second Ctrl-C kills them, and so does the
-        first where they have nothing to save.
+        SIGUSR2, which submitit has Slurm send, is forwarded as SIGUSR1. A second Ctrl-C kills the ranks, and so does
+        the first if they do not handle signals, as with nothing to save.
         """
         interrupted = False
 
         def forward(number: int, frame: object) -> None:
             nonlocal interrupted
-            if number == signal.SIGINT and (interrupted or not self.all_say(LISTENS)):
+            if number == signal.SIGINT and (interrupted or not self.all_wrote(STOPS_ON_SIGNALS)):
                 if interrupted:
                     self.send(signal.SIGKILL)
                 raise SignalException("again" if interrupted else "nothing to save", sigval=signal.SIGINT)
-            if not self.all_begun:
+            if not self.all_registered:
                 raise SignalException("while starting", sigval=signal.Signals(number))
             self.send(signal.SIGUSR1 if number == signal.SIGUSR2 else number)
             if number == signal.SIGINT:
                 interrupted = True
                 line_break = "\n" if os.isatty(2) else ""  # after the ^C of the terminal
                 words = f"{line_break}dgt: interrupted: all ranks save and leave; Ctrl-C again ends them at once\n"
-                with contextlib.suppress(OSError):  # not print: it may be printing at this moment
+                with contextlib.suppress(OSError):  # not logging: this handler may interrupt a print
                     os.write(2, words.encode())
 
-        # in the background Ctrl-C is ignored
-        heard = [n for n in (*PASSED_ON, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
-        for number in heard:
+        # SIGINT is ignored in a background job, and stays so
+        forwarded = [n for n in (*PASSED_ON, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN]
+        for number in forwarded:
             signal.signal(number, forward)
         try:
             yield
         finally:
-            for number in heard:
-                signal.signal(number, _too_late)
+            for number in forwarded:
+                signal.signal(number, _ignore)
 
 
-def _too_late(number: int, frame: object) -> None:
-    """The ranks have ended: how is what counts."""
+def _ignore(number: int, frame: object) -> None:
+    """Signals after the ranks have ended do not change the exit code. A handler, since SIG_IGN would be inherited."""

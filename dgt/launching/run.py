@@ -1,9 +1,10 @@
-"""One training run on this host, or as the rank that a launcher made of this process: everything is checked first."""
+"""One training run: all checks before any rank computes (`prepared`), and its ranks on this host (`run_here`)."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import shlex
 import sys
 from collections.abc import Mapping
@@ -15,8 +16,9 @@ from dgt.config import Config
 from dgt.config.checks import check_range
 from dgt.errors import ConfigError
 from dgt.launching import launch
-from dgt.launching.launch import JoinOptions
+from dgt.launching.jobs import JoinOptions
 from dgt.processes import environment
+from dgt.processes.placement import Placement
 from dgt.runs.claiming import claim_run_dir
 from dgt.runs.layout import SUMMARY
 from dgt.runs.mirrors import check_logger
@@ -24,18 +26,21 @@ from dgt.training.checkpoints.finding import source_of
 from dgt.training.jobs import TrainJob
 from dgt.training.setup import network_of
 
+log = logging.getLogger(__name__)
+
 
 def run_here(config: Config, swept: Mapping[str, str], command: str, show: str) -> dict[str, Any]:
-    """Start the ranks of this run on this host; returns its summary, nothing where it could not be written.
+    """Start the ranks of this run on this host; returns its summary, empty if it could not be written.
 
-    `swept` is what a sweep calls it by, `command` what starts this run alone; both are empty for a run of its own.
+    swept     the settings in which it differs from the other runs of its sweep; empty for a single run
+    command   the command that starts this run alone; empty for a single run, whose command is that of this process
+    show      text, json or nothing: how rank 0 prints the results
     """
-    job = prepared(config, show, swept, command)
-    weights, _ = network_of(job.config, environment.placement(), as_drawn=True)
-    launch.start_ranks(job, int(weights.size), JoinOptions.from_config(job.config))
+    job = prepared(config, environment.placement(), show, swept, command)
+    launch.start_ranks(job, int(job.weights.size), JoinOptions.from_config(job.config))
     try:
         return summary_of(Path(str(job.config.run_dir)))
-    except (OSError, ValueError):  # rank 0 has said why
+    except (OSError, ValueError):  # rank 0 has logged why
         return {}
 
 
@@ -44,10 +49,15 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
     return found
 
 
-def prepared(config: Config, show: str, swept: Mapping[str, str] | None = None, command: str = "") -> TrainJob:
-    """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
-    here = environment.placement()
-    weights, _ = network_of(config, here, as_drawn=True)
+def prepared(
+    config: Config, here: Placement, show: str, swept: Mapping[str, str] | None = None, command: str = ""
+) -> TrainJob:
+    """The job of this run, after all checks; rank 0 creates the run directory.
+
+    here   which rank this process is, if any; all other arguments as for `run_here`
+    """
+    config.check_targets()
+    weights, drawn = network_of(config, here, as_drawn=True)
     problems.check(config, weights)
     if config.chaos.rank is not None:
         check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
@@ -56,21 +66,15 @@ def prepared(config: Config, show: str, swept: Mapping[str, str] | None = None, 
             "on_peer_loss=continue: torchrun ends all ranks when one is lost; on_peer_loss=stop there (it may change "
             "when a run is resumed), or use dgt train alone, or srun"
         )
-    if here.local_rank == 0:  # once per host; the others would only wait, or fail, one after the other
-        problems.fetch(config, environment.cache_dir(), tell)
+    if here.local_rank == 0:  # one rank per host downloads; the others wait for it when they join
+        problems.fetch(config, environment.cache_dir(), log.info)
     if here.rank == 0:
         check_logger(config)
         source_of(config)
         config = dataclasses.replace(config, run_dir=claim_run_dir(config, swept))
-    return TrainJob(config, show, command or typed())
+    return TrainJob(config, weights, drawn, show, command or typed())
 
 
 def typed() -> str:
-    """The command as the user gave it."""
+    """The command line of this process."""
     return shlex.join(["dgt", *sys.argv[1:]])
-
-
-def tell(words: str) -> None:
-    """A line on standard error, once however many ranks say it."""
-    if not environment.is_other_rank():
-        print(f"dgt: {words}", file=sys.stderr, flush=True)

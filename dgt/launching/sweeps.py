@@ -1,7 +1,7 @@
 """A sweep on Slurm, each of its runs a job: dgt train -m hydra/launcher=slurm strategy=I,II topology=ring,grid
 
-Hydra's submitit launcher hands the jobs in, as one array. A job starts the ranks of one run on its host, as `dgt train`
-does, in a directory below the sweep's; what it leaves there is all that the waiting process looks at.
+submitit submits the jobs as one array. A job starts the ranks of one run on its host, as `dgt train` does, in a
+directory below the sweep's. The submitting process then polls those directories and `squeue` until all jobs have ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydra.core.global_hydra import GlobalHydra
-
 from dgt.config import Config
 from dgt.config import compose as composing
 from dgt.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError, LaunchError
 from dgt.launching import forkserver
-from dgt.launching.run import prepared, run_here, summary_of, tell
-from dgt.processes import output
+from dgt.launching.run import prepared, run_here, summary_of
+from dgt.processes import environment, output
 from dgt.processes.signals import PASSED_ON
 from dgt.runs.claiming import claim
 from dgt.runs.folders import has, holds_checkpoints
@@ -39,16 +36,22 @@ from dgt.runs.lines import cut
 from dgt.runs.naming import file_name
 from dgt.runs.sinks.progress import Progress
 
-FIXED = ("_target_", "submitit_folder", "stderr_to_stdout", "tasks_per_node", "nodes")
+log = logging.getLogger(__name__)
+FIXED = ("stderr_to_stdout", "tasks_per_node", "nodes")  # settings that no config of a user's own may change
+# parameters of submitit for any cluster; all others are Slurm's, and are passed as slurm_KEY
+ANY_CLUSTER = (
+    "name", "timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "gpus_per_node", "mem_gb", "stderr_to_stdout",
+)  # fmt: skip
+LOGS = ".submitit"  # directory of pickled jobs and their logs
 OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 GONE = "no longer in the queue"
-PATIENCE = 15.0  # seconds for a shared file system to show what a job has written
-LONGEST_PAUSE = 15.0  # seconds between two looks at the queue
+PATIENCE = 15.0  # seconds until a shared file system shows what a job has written
+LONGEST_PAUSE = 15.0  # seconds between two polls of the queue
 ASKED_TO_STOP = (EXIT_STOPPED, *(128 + number for number in PASSED_ON))
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What is for dgt, and what is for Hydra's launcher; folders with configs of one's own are for both."""
+    """Overrides for dgt, and those of hydra/launcher; the search path for a user's own configs is in both."""
     own: list[str] = []
     launcher: list[str] = []
     for override in overrides:
@@ -64,23 +67,22 @@ def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, launcher + search if launcher else []
 
 
-def checked(launcher: Sequence[str], multirun: bool) -> list[str]:
-    """These settings in Hydra's words, if they make sense and jobs can be handed in from here."""
+def checked(launcher: Sequence[str], multirun: bool) -> dict[str, Any]:
+    """The settings that these overrides make; raises if they make no sense, or jobs cannot be submitted here."""
     words = next((word for word in launcher if word.startswith(composing.LAUNCHER)), launcher[0])
     if not multirun:
         raise ConfigError(f"{words}: makes every run of a sweep a job; add -m")
     try:
-        for name in ("submitit", "hydra_plugins.hydra_submitit_launcher.submitit_launcher"):
-            importlib.import_module(name)
+        importlib.import_module("submitit")
     except ImportError:
         raise ConfigError(f"{words}: not installed; pip install 'dgt[slurm]'") from None
-    settings, told = composing.launcher(launcher)
-    needed, _ = composing.launcher([f"{composing.LAUNCHER}=slurm"])
+    settings = composing.launcher(launcher)
+    needed = composing.launcher([f"{composing.LAUNCHER}=slurm"])
     for name in FIXED:
         if settings.get(name) != needed[name]:
-            said = f"hydra.launcher.{name}={settings.get(name)}: must be {needed[name]}"
             raise ConfigError(
-                f"{said}, as one task starts all ranks of a run; a config of your own has defaults: [slurm]"
+                f"hydra.launcher.{name}={settings.get(name)}: must be {needed[name]}, as one task starts all ranks of "
+                "a run; a config of your own has defaults: [slurm]"
             )
     minutes, seconds = settings["timeout_min"], settings["signal_delay_s"]
     if 60 * minutes <= seconds:
@@ -90,35 +92,37 @@ def checked(launcher: Sequence[str], multirun: bool) -> list[str]:
         )
     if shutil.which("sbatch") is None:
         raise ConfigError(f"{words}: no sbatch on the PATH; hand jobs in where Slurm is")
-    return told
+    return settings
 
 
 def on_slurm(
-    launcher: Sequence[str], swept: Sequence[Mapping[str, str]], configs: Sequence[Config]
+    settings: Mapping[str, Any], swept: Sequence[Mapping[str, str]], configs: Sequence[Config]
 ) -> tuple[list[tuple[int, Any]], int]:
-    """Hand in a job per run, wait for all; returns those that finished, by number and summary, and how many did not.
+    """Submit a job per run, wait for all; returns (number, summary) of those that finished, and how many did not.
 
-    `swept` is what the runs differ in.
+    settings   from `checked`
+    swept      for each run the settings in which it differs from the others
+    configs    for each run its config
     """
-    forkserver.stop()  # no rank will be started here
+    forkserver.stop()  # no rank is started in this process
     if len({config.run_dir for config in configs}) > 1:
         raise ConfigError("run_dir: a sweep has one, with a directory for each run below; give one value")
     top = Path(claim(configs[0].run_dir, "sweep")).resolve()
     folders = [_folder(top, number, differs) for number, differs in enumerate(swept)]
     checked = [
-        prepared(dataclasses.replace(config, run_dir=str(folder)), "nothing").config
+        prepared(dataclasses.replace(config, run_dir=str(folder)), environment.placement(), "nothing").config
         for folder, config in zip(folders, configs, strict=True)
     ]
     for folder in folders:
-        for old in (SUMMARY, FAILED):  # of a sweep that is made longer
+        for old in (SUMMARY, FAILED):  # of an earlier sweep in the same directory, which is continued
             (folder / old).unlink(missing_ok=True)
-    jobs = _hand_in(launcher, Task(checked, str(Path.cwd())), top)
+    jobs = _submit(settings, Task(checked, str(Path.cwd())), top / LOGS)
     names = [" ".join(f"{key}={value}" for key, value in differs.items()) for differs in swept]
     return Waiting(top, names, jobs, folders).until_all_are_over()
 
 
 def _folder(top: Path, number: int, swept: Mapping[str, str]) -> Path:
-    """The run's directory: its number and what is swept, 3-strategy_II-lr_0.01; or one that is there by its number."""
+    """The run's directory: 3-strategy_II-lr_0.01 from number and `swept`, or an existing one named by the number."""
     plain = top / str(number)
     words = "-".join([str(number), *(f"{key}_{value}" for key, value in swept.items())])
     return plain if (plain / CONFIG).exists() else top / file_name(words)
@@ -126,14 +130,21 @@ def _folder(top: Path, number: int, swept: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a job does: the run whose number Hydra gives it. Plain data, because it travels there."""
+    """What a job runs: the run of the given number. Plain data, because submitit pickles it for the job."""
 
     configs: list[Config]
     cwd: str
 
-    def __call__(self, drawn: Any) -> None:
-        output.spare_the_run()
-        config = self.configs[drawn.run]
+    def checkpoint(self, number: int) -> Any:
+        """What submitit runs after it has queued the job again: the same, which then resumes."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, number)
+
+    def __call__(self, number: int) -> None:
+        output.ignore_write_errors()
+        output.log_to_stderr(is_main=True)
+        config = self.configs[number]
         run_dir = Path(str(config.run_dir))
         try:
             os.chdir(self.cwd)  # files named on the command line are relative to it
@@ -144,17 +155,17 @@ class Task:
             if not expected:
                 traceback.print_exc()
             words = " ".join((str(error) if expected else f"{type(error).__name__}: {error}").split())
-            print(f"dgt: error: {words}", file=sys.stderr, flush=True)
+            log.error("%s", words)
             (run_dir / FAILED).write_text(words + "\n", encoding="utf-8")
-            # Hydra would keep an exception to itself, and Slurm count the job as completed
+            # the exit code, by which Slurm sees that the job has failed; submitit would pickle an exception
             raise SystemExit(error.code if isinstance(error, LaunchError) else EXIT_FAILED) from None
 
 
 def _train(config: Config, run_dir: Path) -> None:
-    """Begin, or go on after this job was queued again."""
+    """Start the run, or resume it if this job was queued again."""
     if holds_checkpoints(run_dir):
         config = dataclasses.replace(config, resume="auto", warm_start=False)
-    elif has(run_dir / METRICS):  # of this job, ended before its first checkpoint
+    elif has(run_dir / METRICS):  # of this job's last start, which had no checkpoint yet
         cut(run_dir / METRICS, run_dir / METRICS, -1, run_dir / SUPERSEDED)
         (run_dir / METRICS).unlink()
     try:
@@ -166,77 +177,40 @@ def _train(config: Config, run_dir: Path) -> None:
 
 
 def _queue_again(stop: LaunchError) -> NoReturn:
-    """As if submitit's signal came now that the ranks have saved: it hands this job in again, and ends the process."""
+    """Raise submitit's signal in this process, after the ranks have saved: its handler requeues the job and exits."""
     from submitit import JobEnvironment
 
     if (_states() or {}).get(JobEnvironment().job_id) in (*OVER, "COMPLETING"):
-        raise stop  # Slurm ends it for good (scancel, out of time), or queues it again itself
-    print(f"dgt: {stop}; queueing again", file=sys.stderr, flush=True)
+        raise stop  # cancelled or out of time, or Slurm requeues it itself
+    log.info("%s; queueing again", stop)
     try:
         signal.raise_signal(signal.Signals[f"SIG{JobEnvironment.USR_SIG}"])
     except Exception as error:
         raise LaunchError(f"{stop}; it could not be queued again ({error})", stop.code) from None
-    raise AssertionError("submitit has left, or raised")
+    raise AssertionError("submitit's handler exits or raises")
 
 
-def _hand_in(launcher: Sequence[str], task: Task, top: Path) -> list[str]:
-    """Have Hydra's launcher submit the task once per run; returns the jobs' numbers."""
-    quoted = str(top).replace("'", "\\'")
-    own = [
-        f"hydra.sweep.dir='{quoted}'",
-        "hydra.sweep.subdir=.",  # runs make directories of their own
-        "hydra.output_subdir=null",
-        "hydra/job_logging=none",
-        "hydra/hydra_logging=none",
-        f"+run={','.join(map(str, range(len(task.configs))))}",
-    ]
-    with _submission() as jobs, composing.initialized():
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
-        hydra.multirun(None, task, [*launcher, *own], with_log_configuration=False)
-    return jobs
-
-
-@contextlib.contextmanager
-def _submission() -> Iterator[list[str]]:
-    """The numbers of the jobs submitted inside.
-
-    Hydra's launcher would go on to wait for one job after the other, by asking `sacct`, which not every cluster has,
-    and give up at the first that failed: it is stopped where it begins to wait.
-    """
+def _submit(settings: Mapping[str, Any], task: Task, folder: Path) -> list[str]:
+    """Submit the task once per run, as one job array; returns the job ids."""
+    import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
-    from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
-    class SubmittedError(Exception):
-        """All jobs are: no error, but the way out."""
-
-    class Watcher(SlurmInfoWatcher):
-        def register_job(self, job_id: str) -> None:
-            jobs.append(job_id)
-
-        def is_done(self, job_id: str, mode: str = "standard") -> bool:
-            raise SubmittedError
-
-    jobs: list[str] = []
-    watcher, SlurmJob.watcher = SlurmJob.watcher, Watcher()
+    parameters = {key if key in ANY_CLUSTER else f"slurm_{key}": value for key, value in settings.items()}
+    retries = parameters.pop("slurm_max_num_timeout")
     logging.getLogger("submitit").setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it raises
-            yield jobs
-    except SubmittedError:
-        pass
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints the errors that it raises
+            executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=retries)
+            executor.update_parameters(**parameters)
+            return [job.job_id for job in executor.map_array(task, range(len(task.configs)))]
     except (FailedJobError, FailedSubmissionError) as error:
         words = "; ".join(line.removeprefix("sbatch: error: ") for line in str(error).splitlines())
         raise ConfigError(f"sbatch refused the jobs: {words}") from None
-    finally:
-        SlurmJob.watcher = watcher
-    if len(jobs) > 1:
-        jobs.remove(jobs[0].partition("_")[0])  # of the array as a whole
 
 
 @dataclass(slots=True)
 class Waiting:
-    """The submitting process from then on: it looks at run directories and at the queue."""
+    """The submitting process while jobs run: it polls run directories and the queue."""
 
     top: Path
     names: list[str]
@@ -246,11 +220,11 @@ class Waiting:
 
     def until_all_are_over(self) -> tuple[list[tuple[int, Any]], int]:
         array = self.jobs[0].partition("_")[0]
-        tell(f"job {array}: {len(self.jobs)} run(s) in {self.top}")
+        log.info("job %s: %d run(s) in %s", array, len(self.jobs), self.top)
         progress = Progress(len(self.jobs), f"job {array}", lines=len(self.jobs), unit="run")
         waiting, done, pause = set(range(len(self.jobs))), set(), 1.0
         try:
-            with _ended_like_interrupted():
+            with _sigterm_interrupts():
                 while waiting:
                     states = _states()
                     done |= {number for number in waiting if (self.folders[number] / SUMMARY).exists()}
@@ -270,7 +244,7 @@ class Waiting:
         return found, len(self.jobs) - len(done)
 
     def _is_lost(self, number: int, states: dict[str, str] | None) -> bool:
-        """Whether a run has no summary and will have none; says why."""
+        """Whether the job has ended without a summary; logs why."""
         job, note = self.jobs[number], self.folders[number] / FAILED
         state = "" if states is None else states.get(job, GONE)
         if state not in (*OVER, GONE):
@@ -285,13 +259,15 @@ class Waiting:
             why = "it left no summary here; the sweep's directory must be on a file system that all hosts share"
         else:
             why = f"ended from outside ({state})"
-        log = self.top / ".submitit" / f"{job}_0_log.out"
-        tell(f"error: run {number} ({self.names[number]}) failed as job {job}: {why}; log {log}")
+        file = self.top / LOGS / f"{job}_0_log.out"
+        log.error("run %d (%s) failed as job %s: %s; log %s", number, self.names[number], job, why, file)
         return True
 
 
 @contextlib.contextmanager
-def _ended_like_interrupted() -> Iterator[None]:
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, like Ctrl-C."""
+
     def interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
@@ -303,10 +279,10 @@ def _ended_like_interrupted() -> Iterator[None]:
 
 
 def _states() -> dict[str, str] | None:
-    """What Slurm says of each of this user's jobs, those that ended lately too; None if it does not answer."""
+    """State of each of this user's jobs, recently ended ones too, by job id; None if Slurm does not answer."""
     command = ["squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i %T"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except subprocess.SubprocessError:
         return None
-    return {job: state.strip() for job, _, state in (line.partition(" ") for line in said.splitlines())}
+    return {job: state.strip() for job, _, state in (line.partition(" ") for line in listed.splitlines())}

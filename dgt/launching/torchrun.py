@@ -1,4 +1,4 @@
-"""What torchrun does that does not fit: it restarts ranks that were asked to stop, and may wait for ever by itself."""
+"""Ending torchrun from a rank: it restarts ranks that were asked to stop, and may block for ever if a host is lost."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dgt.processes.process import parent_handle
 
 UNREACHABLE_SECONDS = 8.0
 RESTART_SECONDS = 660.0  # torchrun that may restart waits 600 s for the other hosts to come back
-_parent = os.getppid()  # as early as can be: once torchrun has ended, it is somebody else
+_parent = os.getppid()  # at import: after torchrun has ended, getppid() returns another process
 
 
 def watch_agent() -> None:
-    """Before this rank exits because another host is gone: start a process that kills torchrun unless it ends itself.
+    """Start the watchdog, which kills torchrun unless it exits by itself; for a rank that exits as a host is lost.
 
-    torchrun asks its store whether it may, and waits for ever where the store is on the other side of a broken link.
+    torchrun reads its store before it exits, and blocks for ever if the store is on the other side of a broken link.
     """
     where = environment.placement()
     several_hosts = where.launcher == "torchrun" and where.local_size < where.size
@@ -33,8 +33,8 @@ def watch_agent() -> None:
 
 
 def stop_agent() -> None:
-    """All ranks have saved and were asked to stop: torchrun must not take that for a failure and start them again."""
-    if environment.meeting_file() is not None or environment.placement().local_rank:
+    """Send SIGTERM to a torchrun with restarts left: else it would restart ranks that have stopped and saved."""
+    if environment.store_file() is not None or environment.placement().local_rank:
         return
     if not environment.agent_may_restart():
         return

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 from dgt.config import TopologyConfig
-from dgt.network import graphs
+from dgt.network import graphs, topologies
 from dgt.network.optimal import optimal_weights
 from dgt.network.spectral import spectral_gap
 from dgt.network.weights import named, uniform
@@ -48,7 +47,7 @@ def gap_rows(laziness: float = 0.3, graph_seed: int = 0, *, optimal: bool = Fals
         weights = uniform(nodes) if name == "uniform" else named(name)
         drawn = named(drawn_for) if drawn_for else weights
         config = TopologyConfig(name=topology, seed=graph_seed)
-        graph = graphs.from_config(dataclasses.replace(config, optimize=False), drawn)
+        graph = graphs.from_config(topologies.as_drawn(config), drawn)
         row: dict[str, Any] = {"nodes": nodes, "topology": topology, "weights": name}
         row |= {
             "gap": spectral_gap(graph, weights, laziness),

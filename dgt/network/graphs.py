@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import networkx as nx
 import numpy as np
@@ -16,21 +17,50 @@ from scipy.spatial import cKDTree
 
 from dgt.config import TopologyConfig, files
 from dgt.config.checks import check_range
+from dgt.config.settings import Meaning
 from dgt.errors import ConfigError
 from dgt.network.swaps import improved
 from dgt.network.tailored import build_graph_from_weights, default_average_degree
+from dgt.network.topologies import make, topology
 from dgt.network.weights import Weights, normalise
 
 DENSE = 2000  # nodes up to which erdos_renyi draws a number for every pair
 MOST_BYTES = 512 * 2**20  # of a file of edges
 MOST_EDGES = 10_000_000  # some three gigabytes as a networkx graph
 
+Seed = Annotated[int, Meaning("of the draw, independent of the run's seed", low=0)]
+Tries = Annotated[int, Meaning("graphs drawn before giving up on a connected one", low=1)]
 
+
+@topology(proposed=True)
 def ring(n: int) -> nx.Graph:
     """E = {(i, i +- 1 mod n)}."""
     return _circulant(n, [1])
 
 
+@topology(proposed=True)
+def grid(n: int) -> nx.Graph:
+    """Non-periodic lattice, row by row, on the most square rows x columns = n.
+
+    The paper's text says periodic, but its table of spectral gaps is that of the non-periodic grid;
+    `torus` is the periodic one.
+    """
+    _, columns = _most_square(n)
+    right = ((i, i + 1) for i in range(n) if (i + 1) % columns)
+    down = ((i, i + columns) for i in range(n - columns))
+    return _simple(n, [*right, *down])
+
+
+@topology(proposed=True)
+def torus(n: int) -> nx.Graph:
+    """The grid with periodic boundaries."""
+    _, columns = _most_square(n)
+    right = ((i, i - i % columns + (i + 1) % columns) for i in range(n))
+    down = ((i, (i + columns) % n) for i in range(n))
+    return _simple(n, [*right, *down])
+
+
+@topology(proposed=True)
 def exponential(n: int) -> nx.Graph:
     """E = {(i, i +- 2^p mod n)}, p = 0..floor(log2(n/2))."""
     return _circulant(n, [2**p for p in range((n // 2).bit_length())])
@@ -44,38 +74,16 @@ def circulant(n: int, degree: int) -> nx.Graph:
     return _circulant(n, [*range(1, degree // 2 + 1), *opposite])
 
 
-def grid(n: int) -> nx.Graph:
-    """Non-periodic lattice, row by row, on the most square rows x columns = n.
-
-    The paper's text says periodic, but its table of spectral gaps is that of the non-periodic grid;
-    `torus` is the periodic one.
-    """
-    _, columns = _most_square(n)
-    right = ((i, i + 1) for i in range(n) if (i + 1) % columns)
-    down = ((i, i + columns) for i in range(n - columns))
-    return _simple(n, [*right, *down])
-
-
-def torus(n: int) -> nx.Graph:
-    """The grid with periodic boundaries."""
-    _, columns = _most_square(n)
-    right = ((i, i - i % columns + (i + 1) % columns) for i in range(n))
-    down = ((i, (i + columns) % n) for i in range(n))
-    return _simple(n, [*right, *down])
-
-
-def complete(n: int) -> nx.Graph:
-    """Everyone is everyone's neighbour."""
-    _check_edges(f"complete, nodes={n}", n * (n - 1) / 2)
-    return _simple(n, ((i, j) for i in range(n) for j in range(i)))
-
-
-def star(n: int) -> nx.Graph:
-    """Node 0 is everyone's only neighbour."""
-    return _simple(n, ((0, i) for i in range(1, n)))
-
-
-def erdos_renyi(n: int, probability: float | None = None, seed: int = 0, tries: int = 1000) -> nx.Graph:
+@topology(proposed=True)
+def erdos_renyi(
+    n: int,
+    probability: Annotated[
+        float | None,
+        Meaning("of each edge; null: 2 ln(n) / n, twice the threshold of connectivity", low=0, high=1, open_low=True),
+    ] = None,
+    seed: Seed = 0,
+    tries: Tries = 1000,
+) -> nx.Graph:
     """Every edge exists with the given probability (default 2 ln(n)/n); redrawn until connected."""
     p = min(1.0, 2 * math.log(max(n, 2)) / max(n, 2)) if probability is None else probability
     check_range("topology.probability", p, 0, 1, open_low=True)
@@ -102,7 +110,15 @@ def _sparse_pairs(n: int, p: float, random: np.random.Generator) -> np.ndarray:
     return np.stack([number - j * (j - 1) // 2, j], axis=1)
 
 
-def geometric(n: int, radius: float = 0.3, seed: int = 0, tries: int = 1000) -> nx.Graph:
+@topology
+def geometric(
+    n: int,
+    radius: Annotated[
+        float, Meaning("nodes of the unit square at most this far apart are neighbours", low=0, open_low=True)
+    ] = 0.3,
+    seed: Seed = 0,
+    tries: Tries = 1000,
+) -> nx.Graph:
     """Uniform points of the unit square, neighbours when at most `radius` apart; redrawn until connected."""
     check_range("topology.radius", radius, 0, open_low=True)
 
@@ -118,8 +134,27 @@ def geometric(n: int, radius: float = 0.3, seed: int = 0, tries: int = 1000) -> 
     return _until_connected(draw, seed, tries, label)
 
 
+@topology
+def complete(n: int) -> nx.Graph:
+    """Everyone is everyone's neighbour."""
+    _check_edges(f"complete, nodes={n}", n * (n - 1) / 2)
+    return _simple(n, ((i, j) for i in range(n) for j in range(i)))
+
+
+@topology
+def star(n: int) -> nx.Graph:
+    """Node 0 is everyone's only neighbour."""
+    return _simple(n, ((0, i) for i in range(1, n)))
+
+
+@topology(proposed=True, slow="optimize")
 def tailored(
-    weights: Sequence[float] | Weights, avg_degree: float | None = None, seed: int = 0, optimize: bool = True
+    weights: Sequence[float] | Weights,
+    avg_degree: Annotated[float | None, Meaning("average degree; null: 5 up to 16 nodes, 10 above", low=1)] = None,
+    seed: Seed = 0,
+    optimize: Annotated[
+        bool, Meaning("swap edges to widen the spectral gap, degrees stay; false: the paper's plain draw")
+    ] = True,
 ) -> nx.Graph:
     """Degrees in proportion to the weights, joined by the paper's algorithm; then edges swapped to widen the gap."""
     vector = normalise(np.asarray(weights, dtype=np.float64))
@@ -153,26 +188,26 @@ def from_edge_list(path: str | Path, n: int) -> nx.Graph:
     return check(_simple(n, edges), f"topology.path={path}")
 
 
+@topology(name="file")
+def _from_file(
+    n: int,
+    path: Annotated[
+        str | None,
+        Meaning(
+            'text file, one edge "i j" per line, nodes counted from 0',
+            needed="topology=file: give the edge list, topology.path=FILE",
+        ),
+    ] = None,
+) -> nx.Graph:
+    return from_edge_list(path or "", n)
+
+
 def from_config(config: TopologyConfig, weights: Weights) -> nx.Graph:
     """The graph a config asks for, on as many nodes as there are weights."""
-    n = int(weights.size)
-    if config.name == "erdos_renyi":
-        return erdos_renyi(n, config.probability, config.seed, config.tries)
-    if config.name == "geometric":
-        return geometric(n, config.radius, config.seed, config.tries)
-    if config.name == "tailored":
-        return tailored(weights, config.avg_degree, config.seed, config.optimize)
-    if config.name == "file":
-        return from_edge_list(config.path or "", n)
-    plain = {
-        "ring": ring,
-        "grid": grid,
-        "torus": torus,
-        "exponential": exponential,
-        "complete": complete,
-        "star": star,
-    }
-    return plain[config.name](n)
+    graph = make(config, weights)
+    if config.target is None:
+        return graph
+    return _simple(int(weights.size), check(graph, f"topology._target_={config.target}").edges)
 
 
 def check(graph: nx.Graph, label: str = "graph") -> nx.Graph:

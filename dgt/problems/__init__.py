@@ -1,89 +1,93 @@
-"""What is trained: this node's data, model and loss."""
+"""What is trained: this node's data, model and loss. One file per problem, found by its name; others by `_target_`."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from dgt.config import Cifar10Config, Config, LeastSquaresConfig, TextConfig
-from dgt.data import cifar10
-from dgt.data.partition import shard_sizes
+from dgt.config import Config
 from dgt.errors import ConfigError
 from dgt.network.weights import Weights
-from dgt.problems import custom, images, text
+from dgt.problems import custom
 from dgt.problems.base import Problem, ProblemContext
-from dgt.problems.least_squares import LeastSquaresProblem
 
-__all__ = ["Problem", "ProblemContext", "check", "data_sizes", "dtype_of", "fetch", "from_config", "stacks_seeds"]
+__all__ = [
+    "Problem", "ProblemContext", "check", "class_of", "data_sizes", "dtype_of", "fetch", "from_config",
+    "parameter_count", "settings_of", "stacks_seeds",
+]  # fmt: skip
+
+
+def class_of(config: Config) -> type[Problem]:
+    """The class of a config's problem, which says what suits it; `Problem` itself where a function makes it."""
+    kind = config.problem.kind
+    return kind if inspect.isclass(kind) and issubclass(kind, Problem) else Problem
+
+
+def settings_of(config: Config) -> Any:
+    """The problem's `Settings`; a dictionary of arguments where its class declares none."""
+    return config.problem.values if class_of(config).Settings is None else config.problem.settings
 
 
 def from_config(
     config: Config, weights: Weights, node: int, seeds: Sequence[int], device: torch.device | str, cache: Path
 ) -> Problem:
-    """Node `node`'s problem; several seeds are stacked, where the problem can do that."""
-    context = ProblemContext(node, weights, seeds[0], torch.device(device), dtype_of(config))
-    problem = config.problem
-    if isinstance(problem, LeastSquaresConfig):
-        return LeastSquaresProblem(problem, weights, node, seeds, context.dtype, device)
-    assert len(seeds) == 1, "only least squares stacks seeds"
-    if isinstance(problem, Cifar10Config):
-        return images.ImageClassification(problem, context, _root(problem, cache))
-    if isinstance(problem, TextConfig):
-        return text.CharacterModel(problem, context)
-    return custom.make(problem, context)
+    """Node `node`'s problem; several seeds are stacked, where the problem can do that.
+
+    weights  of all nodes, [nodes]
+    cache    where data sets are kept on this host
+    """
+    assert len(seeds) == 1 or class_of(config).stacks_seeds, f"problem={config.problem.name} stacks no seeds"
+    context = ProblemContext(
+        node, weights, seeds[0], torch.device(device), dtype_of(config), seeds=tuple(seeds), cache=cache
+    )
+    if config.problem.target is not None:
+        return custom.make(config.problem, context)
+    return class_of(config)(context, **config.problem.values)  # type: ignore[call-arg]
 
 
 def stacks_seeds(config: Config) -> bool:
     """Whether several seeds can be trained in one model."""
-    return isinstance(config.problem, LeastSquaresConfig)
+    return class_of(config).stacks_seeds
 
 
 def dtype_of(config: Config) -> torch.dtype:
-    """Least squares is compared with a closed form, to the last digit; networks are trained in single precision."""
+    """What a config says, or what suits its problem."""
     if config.dtype != "auto":
         return torch.float64 if config.dtype == "float64" else torch.float32
-    return torch.float64 if isinstance(config.problem, LeastSquaresConfig) else torch.float32
+    return class_of(config).usual_dtype
 
 
 def check(config: Config, weights: Weights) -> None:
     """Find what can be wrong with a problem before any rank starts: shards, texts, arguments."""
-    problem = config.problem
-    if isinstance(problem, Cifar10Config):
-        shard_sizes(cifar10.TRAIN_SAMPLES, weights, problem.sizes)
-    elif isinstance(problem, TextConfig):
-        text.check_shards(problem, weights)
-    elif not isinstance(problem, LeastSquaresConfig):
-        custom.check(problem)
+    if config.problem.target is not None:
+        custom.check(config.problem)
+    class_of(config).check_settings(settings_of(config), weights)
 
 
 def fetch(config: Config, cache: Path, say: Callable[[str], None]) -> None:
     """Make sure the data is on this host, every byte as its checksum says."""
-    problem = config.problem
-    if isinstance(problem, Cifar10Config):
-        root = _root(problem, cache)
-        cifar10.ensure(root, say=say)
-        cifar10.verify(cifar10.load(root), root)
+    class_of(config).fetch_data(settings_of(config), cache, say)
 
 
 def data_sizes(config: Config, nodes: int) -> list[int]:
-    """Samples each node holds, for weights=data_size. Least squares: the rows of A_i, which is square."""
+    """Samples each node holds, for weights=data_size."""
     problem = config.problem
-    if isinstance(problem, LeastSquaresConfig):
-        return [problem.dimension] * nodes
-    if isinstance(problem, Cifar10Config):
-        return images.data_sizes(problem, nodes, config.seed)
-    if isinstance(problem, TextConfig):
-        return text.data_sizes(problem, nodes)
-    sizes = getattr(custom.resolve(problem.target), "data_sizes", None)
+    sizes = class_of(config).shard_sizes(settings_of(config), nodes, config.seed)
+    told = getattr(problem.kind, "data_sizes", None)  # the form for problems from outside
+    if sizes is None and told is not None:
+        sizes = told(nodes, **problem.values)
     if sizes is None:
         raise ConfigError(
-            f"weights=data_size: {problem.target} does not say how much data nodes have; "
+            f"weights=data_size: {problem.target or problem.name} does not say how much data nodes have; "
             "give it a static method data_sizes(nodes, **arguments), or choose other weights"
         )
-    return [int(size) for size in sizes(nodes, **problem.arguments)]
+    return [int(size) for size in sizes]
 
 
-def _root(problem: Cifar10Config, cache: Path) -> Path:
-    return Path(problem.root) if problem.root is not None else cache
+def parameter_count(config: Config) -> int | None:
+    """Parameters of the problem's model; None where it does not say."""
+    return class_of(config).parameter_count(settings_of(config))

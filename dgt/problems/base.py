@@ -11,6 +11,9 @@ class MyProblem(dgt.Problem):
 
     def measure(self) -> dict[str, float]:            # optional: what to report besides the loss
         return {"accuracy": ...}
+
+Settings that are to be checked before any rank starts, and to be listed, stand in a nested dataclass `Settings`, whose
+fields `dgt.config.settings.setting` makes; the constructor gets them as keyword arguments of the same names.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,13 +32,22 @@ from dgt.network.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class ProblemContext:
-    """What a node knows when its problem is made."""
+    """What a node knows when its problem is made.
+
+    node           its number, from 0
+    weights        lambda of all nodes, [nodes]
+    seed           of data, start and noise; `seeds` are all of them, where a problem stacks several
+    device, dtype  of model and data
+    cache          where data sets are kept on this host
+    """
 
     node: int
     weights: Weights
     seed: int
     device: torch.device
     dtype: torch.dtype
+    seeds: tuple[int, ...] = ()
+    cache: Path | None = None
 
     @property
     def nodes(self) -> int:
@@ -48,6 +61,19 @@ class Problem(abc.ABC):
     then has one value per copy, and the flat parameters split evenly into the copies.
     """
 
+    Settings: ClassVar[type | None] = None
+    """A dataclass of the constructor's keyword arguments, with defaults, help and bounds."""
+    local_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings that may differ from rank to rank, such as the folder of the data."""
+    usual_dtype: ClassVar[torch.dtype] = torch.float32
+    """What dtype=auto is."""
+    is_small: ClassVar[bool] = False
+    """Whether a GPU would only slow it down: device=auto is the CPU then."""
+    is_quadratic: ClassVar[bool] = False
+    """Whether F_i is the quadratic of `least_squares`, so that `dgt plan` and `dgt simulate` compute it exactly."""
+    stacks_seeds: ClassVar[bool] = False
+    """Whether several seeds can be trained in one model."""
+
     model: torch.nn.Module
     copies: int = 1
     measures_start: bool = True
@@ -60,6 +86,24 @@ class Problem(abc.ABC):
 
     smoothness: float | None = None
     """beta, the largest curvature of any node's loss, where it is known: messages about step sizes use it."""
+
+    @classmethod  # noqa: B027
+    def check_settings(cls, settings: Any, weights: Weights) -> None:
+        """Raise `ConfigError` for what can be known to be wrong before any rank starts."""
+
+    @classmethod  # noqa: B027
+    def fetch_data(cls, settings: Any, cache: Path, say: Callable[[str], None]) -> None:
+        """Make sure the data is on this host; called once per host, before the ranks need it."""
+
+    @classmethod
+    def shard_sizes(cls, settings: Any, nodes: int, seed: int) -> Sequence[int] | None:
+        """Samples of each node where the weights do not say, for weights=data_size; None: not known."""
+        return None
+
+    @classmethod
+    def parameter_count(cls, settings: Any) -> int | None:
+        """Parameters of the model with these settings, for `dgt plan`; None: not known without making it."""
+        return None
 
     @abc.abstractmethod
     def backward(self, iteration: int) -> float | None:

@@ -6,35 +6,13 @@ dgt train problem=custom problem._target_=my_module.MyProblem problem.width=64
 from __future__ import annotations
 
 import inspect
-import pkgutil
-import sys
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from dgt.config import CustomConfig
+from dgt.config import ProblemConfig
+from dgt.config.registry import resolve
 from dgt.errors import ConfigError
 from dgt.problems.base import Problem, ProblemContext
-
-
-def resolve(target: str) -> Any:
-    """The class or function behind a dotted path; modules in the current directory count."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-    try:
-        return pkgutil.resolve_name(target)
-    except Exception as error:  # whatever the user's module does while it is imported
-        raise ConfigError(f"problem._target_={target}: cannot import it ({_reason(error)})") from None
-
-
-def _reason(error: Exception) -> str:
-    """The error's own words; with kind and place where the user's code raised it."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    if isinstance(error, (ImportError, SyntaxError)) or last.filename == pkgutil.__file__:
-        return str(error)
-    return f"{type(error).__name__}: {error}, {last.filename}, line {last.lineno}"
 
 
 def instantiate(value: Any, *arguments: Any) -> Any:
@@ -47,21 +25,22 @@ def instantiate(value: Any, *arguments: Any) -> Any:
     return resolve(value["_target_"])(*arguments, **entries) if "_target_" in value else entries
 
 
-def check(config: CustomConfig) -> None:
+def check(config: ProblemConfig) -> None:
     """Whether the target can be imported, can be a problem, and takes these arguments."""
-    target, label = resolve(config.target), f"problem._target_={config.target}"
+    target, label = config.kind, f"problem._target_={config.target}"
     other_class = inspect.isclass(target) and not issubclass(target, Problem)
     if not callable(target) or inspect.isbuiltin(target) or other_class:
         raise ConfigError(f"{label}: must be a class derived from dgt.Problem, or a function that makes one")
     if inspect.isabstract(target):
         raise ConfigError(f"{label}: give it the method {' and '.join(sorted(target.__abstractmethods__))}")
+    config.check()
     signature = inspect.signature(target)
     try:
-        signature.bind(None, **config.arguments)
+        signature.bind(None, **config.values)
     except TypeError as error:
         allowed = ", ".join(list(signature.parameters)[1:]) or "none"
         raise ConfigError(f"{label}: {error}; its arguments beside the context: {allowed}") from None
-    for inner in _targets(config.arguments):
+    for inner in _targets(config.values):
         resolve(inner)
 
 
@@ -73,9 +52,9 @@ def _targets(value: Any) -> Iterator[str]:
         yield from _targets(item)
 
 
-def make(config: CustomConfig, context: ProblemContext) -> Problem:
+def make(config: ProblemConfig, context: ProblemContext) -> Problem:
     """Call the target with the context and its arguments."""
-    problem = instantiate({"_target_": config.target, **config.arguments}, context)
+    problem = instantiate({"_target_": config.target, **config.values}, context)
     if not isinstance(problem, Problem):
         raise ConfigError(f"problem._target_={config.target}: made {type(problem).__name__}, must make a dgt.Problem")
     return problem

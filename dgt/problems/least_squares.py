@@ -10,14 +10,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dgt.config import LeastSquaresConfig
+from dgt.config.checks import check_range
+from dgt.config.settings import setting
 from dgt.network.weights import Weights
-from dgt.problems.base import Problem
+from dgt.problems.base import Problem, ProblemContext
 
 Array = npt.NDArray[np.float64]
 Sampler = Callable[[int, int, int, range, int], Array]
@@ -27,6 +30,19 @@ Sampler = Callable[[int, int, int, range, int], Array]
 NOISE, CURVATURE, CENTER, OFFSET, START = range(5)
 NOISE_CHUNK = 16  # iterations of noise drawn at a time: setting up a generator costs more than using it
 BLOCK = 1024  # nodes drawn at a time: what is computed on the way stays in the cache
+
+
+@dataclass(slots=True, kw_only=True)
+class LeastSquaresSettings:
+    dimension: int = setting(10, "d, number of parameters", low=1)
+    noise: float = setting(1.0, "sigma, standard deviation of the gradient noise; 0: exact gradients", low=0)
+    curvature_min: float = setting(5.5, "lower end of the curvatures zeta_i", low=0, open_low=True)
+    curvature_max: float = setting(12.5, "upper end of the curvatures zeta_i")
+    offset: float = setting(3.0, "mu_0, distance of the local centers from the shared one", low=0)
+    regularization: float = setting(0.01, "rho", low=0)
+
+    def check(self) -> None:
+        check_range("problem.curvature_max", self.curvature_max, self.curvature_min)
 
 
 def uniforms(seed: int, stream: int, chunk: int, nodes: range, count: int) -> Array:
@@ -45,7 +61,7 @@ def gaussians(seed: int, stream: int, chunk: int, nodes: range, count: int) -> A
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :count]
 
 
-def smoothness(config: LeastSquaresConfig) -> float:
+def smoothness(config: LeastSquaresSettings) -> float:
     """beta, the largest curvature that any node can have."""
     return config.curvature_max + config.regularization
 
@@ -56,7 +72,7 @@ class LeastSquares:
     Arrays are [nodes, seeds, dimension]; curvature is [nodes, seeds, 1].
     """
 
-    def __init__(self, config: LeastSquaresConfig, seeds: Sequence[int], nodes: range) -> None:
+    def __init__(self, config: LeastSquaresSettings, seeds: Sequence[int], nodes: range) -> None:
         self.config, self.seeds, self.nodes = config, list(seeds), nodes
         spread = config.curvature_max - config.curvature_min
         self.curvature = config.curvature_min + spread * self._draw(uniforms, CURVATURE, 1)
@@ -125,23 +141,30 @@ def summarise(means: Mapping[str, Array], average: Array, optimum: Array) -> dic
 class LeastSquaresProblem(Problem):
     """One node's least squares as a model with a single parameter [seeds, dimension]."""
 
+    Settings = LeastSquaresSettings
     uses_autograd = False
+    usual_dtype = torch.float64  # compared with a closed form, to the last digit
+    is_small = True  # ten numbers are not worth a GPU
+    is_quadratic = True
+    stacks_seeds = True
 
-    def __init__(
-        self,
-        config: LeastSquaresConfig,
-        weights: Weights,
-        node: int,
-        seeds: Sequence[int],
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    @classmethod
+    def shard_sizes(cls, settings: LeastSquaresSettings, nodes: int, seed: int) -> list[int]:
+        """The rows of A_i, which is square."""
+        return [settings.dimension] * nodes
+
+    @classmethod
+    def parameter_count(cls, settings: LeastSquaresSettings) -> int:
+        return settings.dimension
+
+    def __init__(self, context: ProblemContext, **settings: Any) -> None:
+        config, node, seeds = LeastSquaresSettings(**settings), context.node, context.seeds or (context.seed,)
         self.local = LeastSquares(config, seeds, range(node, node + 1))
-        self._all = LeastSquares(config, seeds, range(weights.size))
-        self.optimum = self._all.optimum(weights)
+        self._all = LeastSquares(config, seeds, range(context.nodes))
+        self.optimum = self._all.optimum(context.weights)
         self.copies = len(seeds)
         self.smoothness = smoothness(config)
-        start = torch.from_numpy(self.local.start[0]).to(dtype=dtype, device=device)
+        start = torch.from_numpy(self.local.start[0]).to(dtype=context.dtype, device=context.device)
         self.theta = torch.nn.Parameter(start)
         self.model: torch.nn.Module = torch.nn.ParameterDict({"theta": self.theta})
 
@@ -164,3 +187,6 @@ class LeastSquaresProblem(Problem):
     def summarise(self, means: Mapping[str, Array], average: Array) -> dict[str, Array]:
         with np.errstate(all="ignore"):
             return summarise(means, average, self.optimum)
+
+
+PROBLEM = LeastSquaresProblem

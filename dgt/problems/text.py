@@ -6,12 +6,15 @@ Every node holds its own stretch of the text, as long as its weight says; the la
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from dgt.config import TextConfig
+from dgt.config.checks import check_range
+from dgt.config.settings import setting
 from dgt.data.batches import WINDOW, generator
 from dgt.data.partition import shard_sizes
 from dgt.errors import ConfigError
@@ -29,8 +32,41 @@ TEST_BATCH = 64
 class CharacterModel(SupervisedProblem):
     """Predict the next character from the ones before it."""
 
-    def __init__(self, config: TextConfig, context: ProblemContext) -> None:
-        train, test, symbols = read(config)
+    @dataclass(slots=True, kw_only=True)
+    class Settings:
+        path: str | None = setting(None, "a text file (UTF-8); null: the one that comes with dgt")
+        context: int = setting(64, "characters the model looks back", low=1)
+        layers: int = setting(2, "transformer blocks", low=1)
+        heads: int = setting(2, "attention heads", low=1)
+        width: int = setting(64, "numbers per character, a multiple of heads")
+        batch: int = setting(16, "pieces of text per node and iteration", low=1)
+        weight_decay: float = setting(0.0, "on the weights of linear layers only", low=0)
+        sizes: list[float] | None = setting(
+            None, "shares of the text, one per node; null: in proportion to the weights", low=0, open_low=True
+        )
+
+        def check(self) -> None:
+            check_range("problem.width", self.width, self.heads)
+            if self.width % self.heads:
+                raise ConfigError(f"problem.width={self.width}: must be a multiple of problem.heads={self.heads}")
+
+    @classmethod
+    def check_settings(cls, settings: Settings, weights: Weights) -> None:
+        """Every node needs a character and the one after it."""
+        train, _, _ = read(settings.path)
+        sizes = shard_sizes(len(train), weights, settings.sizes)
+        if sizes.min() < 2:
+            raise ConfigError(f"partition: node {sizes.argmin()} would get a single character; use fewer nodes")
+
+    @classmethod
+    def shard_sizes(cls, settings: Settings, nodes: int, seed: int) -> list[int]:
+        """Characters: `problem.sizes`, or the same for all."""
+        train, _, _ = read(settings.path)
+        return shard_sizes(len(train), np.ones(nodes), settings.sizes).tolist()
+
+    def __init__(self, context: ProblemContext, **settings: Any) -> None:
+        config = self.Settings(**settings)
+        train, test, symbols = read(config.path)
         sizes = shard_sizes(len(train), context.weights, config.sizes)
         end = int(np.cumsum(sizes)[context.node])
         self.stretch = train[end - int(sizes[context.node]) : end]
@@ -68,9 +104,9 @@ class CharacterModel(SupervisedProblem):
         return pieces[:, :-1], pieces[:, 1:]
 
 
-def read(config: TextConfig) -> tuple[np.ndarray, np.ndarray, int]:
+def read(name: str | None) -> tuple[np.ndarray, np.ndarray, int]:
     """Training text, test text (numbers of characters) and how many different characters there are."""
-    path = Path(config.path) if config.path is not None else SHIPPED
+    path = Path(name) if name is not None else SHIPPED
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -85,15 +121,4 @@ def read(config: TextConfig) -> tuple[np.ndarray, np.ndarray, int]:
     return numbers[:cut].astype(np.int64), numbers[cut:].astype(np.int64), len(symbols)
 
 
-def check_shards(config: TextConfig, weights: Weights) -> None:
-    """Every node needs a character and the one after it."""
-    train, _, _ = read(config)
-    sizes = shard_sizes(len(train), weights, config.sizes)
-    if sizes.min() < 2:
-        raise ConfigError(f"partition: node {sizes.argmin()} would get a single character; use fewer nodes")
-
-
-def data_sizes(config: TextConfig, nodes: int) -> list[int]:
-    """Characters per node where the weights do not say: `problem.sizes`, or the same for all."""
-    train, _, _ = read(config)
-    return shard_sizes(len(train), np.ones(nodes), config.sizes).tolist()
+PROBLEM = CharacterModel

@@ -1,88 +1,175 @@
-"""Calls that all ranks make together. Each begins with a message of fixed size that says what it is.
+"""Collective operations on a node's control group, named as in `torch.distributed`; `Node` has a method for each.
 
-gloo checks nothing: a longer message than expected ends the process (SIGABRT), bytes of another dtype are taken as they
-are, and ranks in different calls wait for each other. So every rank first learns what all others are calling:
-
-    | checksum of what must be equal, 4 bytes | the call in words, 188 bytes | the values, if they fit, 2368 bytes |
-
-Values that fit travel with it, so that small ones cost no message more than before.
+Every operation first exchanges the header of `call_header`, so that ranks in different operations raise an error that
+names both in place of waiting for each other. Errors of gloo about missing ranks become `PeerError`.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
-from dgt.errors import ConfigError, SharedError
+from dgt.config.checks import check_range
+from dgt.errors import PeerError, TrainingError
+from dgt.processes import call_header, peer_status
+from dgt.processes.notices import Absence, absence, has_left
+from dgt.processes.peer_status import Position
 
-if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it is while torch is still on its way
+if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
     import torch
+    import torch.distributed as dist
 
-_TICKET = struct.Struct("<I188s")
-FIRST = 2560  # the table in which ranks compare their settings fits
-ROOM = FIRST - _TICKET.size
+    from dgt.processes.node import Node
+
+POLL_SECONDS = 1.0  # how often a rank that waits in an operation checks whether others have left
+ONLY_MAIN = "`if node.is_main:`"
+ALL_MUST = f"all ranks must make this call, outside of {ONLY_MAIN}"
 
 
-def as_tensor(call: str, values: Any) -> torch.Tensor:
-    """A number, a list, an array or a tensor as a tensor; Python's own numbers keep their 64 bits."""
-    import numpy as np
+def all_gather(node: Node, values: Any) -> torch.Tensor:
+    """Every rank's values, stacked [size, ...], on all ranks."""
+    own = call_header.as_tensor("all_gather", values)
+    call, raw = begin(node, "all_gather", own), _bytes(own)
+    headers = compare_headers(node, call, raw)
+    if raw.numel() <= call_header.ROOM:
+        rows = call_header.values_in(headers, raw.numel())
+    else:
+        with peer_errors(node, call):
+            rows = all_gather_bytes(node, raw)
+    return rows.view(own.dtype).view(node.size, *own.shape).to(own.device)
+
+
+def gather(node: Node, values: Any, dst: int) -> torch.Tensor | None:
+    """Every rank's values, stacked [size, ...] on the CPU, on rank `dst`; None elsewhere, where it does not block."""
+    check_range("dst", dst, 0, node.size - 1)
+    own = call_header.as_tensor("gather", values)
+    call, raw = begin(node, "gather", own), _bytes(own)
+    with peer_errors(node, call):
+        rows = _gather_bytes(node, call_header.pack(call, values=raw), dst)
+        if rows is not None:
+            call_header.compare(rows)
+        if raw.numel() <= call_header.ROOM:
+            rows = None if rows is None else call_header.values_in(rows, raw.numel())
+        else:
+            rows = _gather_bytes(node, raw, dst)
+    return None if rows is None else rows.view(own.dtype).view(node.size, *own.shape)
+
+
+def all_reduce(node: Node, values: Any, compared: bool) -> torch.Tensor:
+    """The sum over all ranks, in place if `values` is a tensor; without `compared` no header is exchanged."""
     import torch
+    import torch.distributed as dist
 
+    values = values if isinstance(values, torch.Tensor) else call_header.as_tensor("all_reduce", values)
+    call = begin(node, "all_reduce", values)
+    if compared:
+        compare_headers(node, call)
+    nccl = values.is_cuda and node.backend == "nccl"
+    with peer_errors(node, call):
+        work = dist.all_reduce(values, group=node.data if nccl else node.control, async_op=True)
+        if nccl:
+            work.wait()
+        else:
+            _wait(node, work)
+    return values
+
+
+def barrier(node: Node) -> None:
+    """Return once all ranks are in this call."""
+    compare_headers(node, begin(node, "barrier"))
+
+
+def all_gather_bytes(node: Node, raw: torch.Tensor) -> torch.Tensor:
+    """Every rank's bytes [size, n], without a header: n must be known to be the same on all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    rows = torch.empty(node.size, raw.numel(), dtype=torch.uint8)
+    _wait(node, dist.all_gather(list(rows.unbind()), raw, group=node.control, async_op=True))
+    return rows
+
+
+def _gather_bytes(node: Node, raw: torch.Tensor, dst: int) -> torch.Tensor | None:
+    import torch
+    import torch.distributed as dist
+
+    rows = torch.empty(node.size, raw.numel(), dtype=torch.uint8) if node.rank == dst else None
+    dist.gather(raw, None if rows is None else list(rows.unbind()), dst=dst, group=node.control)
+    return rows
+
+
+def begin(node: Node, name: str, values: torch.Tensor | None = None) -> str:
+    """Count the operation; returns the text of its header: what it is part of (`Node.during`), name, shape, dtype."""
+    node.calls += 1
+    call = name if values is None else f"{name} of {call_header.described(values)}"
+    return f"{node.doing}: {call}" if node.doing else call
+
+
+def compare_headers(node: Node, call: str, raw: torch.Tensor | None = None) -> torch.Tensor:
+    """All ranks' headers [size, SIZE]; raises `SharedError` on every rank if they are in different operations."""
+    with peer_errors(node, call):
+        headers = all_gather_bytes(node, call_header.pack(call, values=raw))
+    call_header.compare(headers)
+    return headers
+
+
+def _wait(node: Node, work: dist.Work) -> None:
+    """Wait for an operation of gloo; raise if a rank that has left the network is needed to complete it."""
+    while not is_complete(work):
+        left = peer_status.find_departure(node.store, node.members)
+        if left is not None and left.calls < node.calls:
+            where = f"in a call of all ranks after {node.steps} steps"
+            raise TrainingError(has_left(node.name, f"node {left.name}", left.steps, where))
+
+
+def is_complete(work: dist.Work) -> bool:
+    """Whether the operation completes within POLL_SECONDS; raises if it failed."""
     try:
-        if isinstance(values, torch.Tensor):
-            return values.detach().contiguous()
-        if isinstance(values, (list, tuple)) and any(isinstance(value, torch.Tensor) for value in values):
-            return torch.stack([as_tensor(call, value).cpu() for value in values])
-        return torch.from_numpy(np.array(values, order="C"))
-    except ConfigError:
+        work.wait(timedelta(seconds=POLL_SECONDS))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # raises the operation's own error; returns if it completed just after the timeout
+    return True
+
+
+@contextlib.contextmanager
+def peer_errors(node: Node, call: str) -> Iterator[None]:
+    """Turn gloo's errors about missing ranks inside of `call` into `PeerError`."""
+    try:
+        yield
+    except TrainingError:
         raise
-    except (TypeError, ValueError, RuntimeError):  # words, lists of different lengths, sparse tensors
-        raise ConfigError(
-            f"{call}: a {type(values).__name__} cannot travel; give a number, a list of numbers, an array or a tensor"
-        ) from None
+    except RuntimeError as error:
+        missing = absence(error, node.timeout)
+        elsewhere = other_positions(node, Position(False, call), node.members, missing)
+        # a neighbour of the missing rank knows which one it is: let its message reach the launcher first
+        time.sleep(0.3)
+        hint = elsewhere or (f"; {ALL_MUST}" if missing.timed_out else "")
+        raise PeerError(f"node {node.name}: {call}: another rank {missing}{hint}") from error
 
 
-def described(values: torch.Tensor) -> str:
-    return f"shape {tuple(values.shape)}, {str(values.dtype).removeprefix('torch.')}"
+def other_positions(node: Node, position: Position, others: Sequence[int], missing: Absence) -> str:
+    """'; node 1 waited in ..., node 0 in ...', where `others` were when they gave up; empty if none was elsewhere."""
+    seconds = 1.0 if missing.timed_out else 0.0  # after a timeout the others time out at about the same moment
+    found = peer_status.exchange_positions(node.store, node.members, node.name, position, others, seconds)
+    # ranks in different steps are no mistake: each of them waits for the messages of a rank that is missing
+    different = {
+        name: theirs.text
+        for name, theirs in found.items()
+        if not (theirs.in_step and position.in_step) and theirs.text != position.text
+    }
+    if not different:
+        return ""
+    shown = ", ".join(f"node {name} waited in {text}" for name, text in sorted(different.items())[:3])
+    return f"; {shown}, node {node.name} in {position.text}: all ranks must make the same calls, outside of {ONLY_MAIN}"
 
 
-def first_message(call: str, remark: str = "", values: torch.Tensor | None = None) -> torch.Tensor:
-    """[FIRST] bytes: the call, which must be the same on all ranks, a remark, which need not, and values that fit."""
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory, or a copy of a GPU's, as [n] bytes."""
     import torch
 
-    message = torch.zeros(FIRST, dtype=torch.uint8)
-    ticket = _TICKET.pack(crc32(call.encode()), (call + remark).encode()[:188])
-    message[: len(ticket)] = torch.frombuffer(bytearray(ticket), dtype=torch.uint8)
-    if values is not None and values.numel() <= ROOM:
-        message[_TICKET.size : _TICKET.size + values.numel()] = values
-    return message
-
-
-def values_in(messages: torch.Tensor, length: int) -> torch.Tensor:
-    """Every rank's values [ranks, length] in bytes, out of first messages in which they fit."""
-    return messages[:, _TICKET.size : _TICKET.size + length].contiguous()
-
-
-def compare(messages: torch.Tensor) -> None:
-    """Raise the same error on every rank that sees these first messages, unless all ranks make the same call."""
-    if bool((messages[:, :4] == messages[0, :4]).all()):
-        return
-    calls = [_TICKET.unpack(bytes(row[: _TICKET.size].tolist()))[1] for row in messages]
-    raise SharedError(
-        f"ranks make different calls: {by_rank([call.decode(errors='replace').strip(chr(0)) for call in calls])}; all "
-        "ranks must make the same call with values of the same shape and dtype, outside of `if node.is_main:`"
-    )
-
-
-def by_rank(texts: Sequence[str]) -> str:
-    """rank 0 is in this, ranks 1, 2 are in that: the three texts that most ranks have."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        groups.setdefault(text, []).append(rank)
-    said = []
-    for text, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))[:3]:
-        shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-        said.append(f"rank {shown} is in {text}" if len(ranks) == 1 else f"ranks {shown} are in {text}")
-    return "; ".join(said)
+    return values.cpu().reshape(-1).view(torch.uint8) if values.numel() else torch.empty(0, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""What the launcher and the user have put into the environment: the only module that reads or sets its variables.
+"""Environment variables of the launcher and the user: the only module that reads or sets any.
 
 here = environment.placement()        # launcher, rank, size, and the ranks of this host
 """
@@ -10,14 +10,14 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from dgt.errors import ConfigError
 from dgt.processes import limits
 from dgt.processes.placement import Placement, detect, own_slice, slurm_rendezvous, threads_per_rank
 
-MEETING_FILE = "DGT_MEETING_FILE"
-LAUNCHERS_FOLDER = "DGT_LAUNCHERS_FOLDER"
+LAUNCHER_FOLDER = "DGT_LAUNCHER_FOLDER"
 INTERFACE = "GLOO_SOCKET_IFNAME"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -25,8 +25,28 @@ VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 # ------------------------------------------------------------------------------------------- which rank this process is
 
 
+@dataclass(frozen=True, slots=True)
+class LocalRank:
+    """What dgt's own launcher tells a rank that it has forked."""
+
+    placement: Placement
+    store_file: Path
+    """File of the rendezvous store: no port, no host names. Its directory is that of the launcher's notes."""
+
+
+_local_rank: LocalRank | None = None
+
+
+def set_local_rank(rank: LocalRank) -> None:
+    """Make this process that rank, whatever its environment variables say."""
+    global _local_rank
+    _local_rank = rank
+
+
 def placement() -> Placement:
-    """Where this process was put."""
+    """The launcher of this process, its rank and the number of ranks."""
+    if _local_rank is not None:
+        return _local_rank.placement
     return detect(os.environ, _has_terminal(), _launchers_variables())
 
 
@@ -39,7 +59,7 @@ def starts_ranks() -> bool:
 
 
 def is_launched() -> bool:
-    """Whether a launcher made this process a rank, and said properly which."""
+    """Whether a launcher made this process a rank, with valid variables."""
     try:
         return placement().launcher != "alone"
     except ConfigError:
@@ -47,12 +67,14 @@ def is_launched() -> bool:
 
 
 def is_other_rank() -> bool:
-    """Whether a launcher made this process a rank other than 0, as far as can be told."""
+    """Whether RANK or SLURM_PROCID make this process a rank other than 0, valid or not."""
+    if _local_rank is not None:
+        return _local_rank.placement.rank != 0
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0"
 
 
 def _has_terminal() -> bool:
-    """Whether somebody at a keyboard started this process."""
+    """Whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -61,7 +83,7 @@ def _has_terminal() -> bool:
 
 
 def _launchers_variables() -> dict[str, str]:
-    """What the process that started this one was started with, where the system tells."""
+    """Environment variables of the parent process at its start; empty without /proc."""
     try:
         words = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -72,32 +94,22 @@ def _launchers_variables() -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------ ranks of `dgt` itself
 
 
-def set_rank(rank: int, size: int) -> None:
-    """Make this process that rank of a network on this host, in the variables that torchrun would set."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+def store_file() -> Path | None:
+    """The file of the rendezvous store under `dgt`'s own launcher; None under other launchers."""
+    return None if _local_rank is None else _local_rank.store_file
 
 
-def set_meeting_file(path: Path) -> None:
-    """Ranks that `dgt` started meet through a file: nothing listens, and nothing is looked up."""
-    os.environ[MEETING_FILE] = str(path)
-
-
-def meeting_file() -> Path | None:
-    """The file through which ranks of `dgt`'s own launcher meet; None under other launchers."""
-    return Path(os.environ[MEETING_FILE]) if MEETING_FILE in os.environ else None
-
-
-def launchers_folder() -> Path:
-    """What `dgt`'s launcher keeps in the temporary directory, as its children know it."""
-    return Path(os.environ[LAUNCHERS_FOLDER])
+def launcher_folder() -> Path:
+    """The temporary directory of `dgt`'s own launcher, in a process that it started."""
+    return Path(os.environ[LAUNCHER_FOLDER])
 
 
 def prepare_children(folder: Path) -> None:
-    """Environment that ranks started from this process inherit; `folder` is removed when all of them have ended."""
-    os.environ[LAUNCHERS_FOLDER] = str(folder)
+    """Set what ranks started from this process inherit; `folder` is the launcher's temporary directory."""
+    os.environ[LAUNCHER_FOLDER] = str(folder)
     limits.raise_open_files()
     one_thread()  # more threads than cores make every rank slower, by 4 to 7 times when measured
-    # ranks meet through a file; no shared TCP store, which listens on every interface
+    # torch would start a TCP store that listens on every interface; the rendezvous is a file
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 
@@ -105,17 +117,17 @@ def prepare_children(folder: Path) -> None:
 
 
 def master() -> tuple[str, str]:
-    """MASTER_ADDR and MASTER_PORT, as they are; empty where a launcher has not set them."""
+    """MASTER_ADDR and MASTER_PORT, unchecked; empty if they are not set."""
     return os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
 
 
 def slurm_master() -> tuple[str, int]:
-    """Host and port on which the tasks of this Slurm step meet."""
+    """Host and port of the rendezvous store of this Slurm step."""
     return slurm_rendezvous(os.environ)
 
 
 def slurm_step() -> str:
-    """Job and step of this process, to tell its store from that of another job."""
+    """Job and step of this process: a prefix that keeps the keys of two jobs apart."""
     return "-".join(os.environ.get(f"SLURM_{name}_ID", "") for name in ("JOB", "STEP"))
 
 
@@ -125,55 +137,55 @@ def has_agent() -> bool:
 
 
 def agent_keeps_store() -> bool:
-    """Whether torchrun keeps the store itself, so that it is there before any rank starts."""
+    """Whether torchrun itself serves the store, so that it listens before any rank starts."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def agent_may_restart() -> bool:
     """Whether torchrun would start failed ranks again.
 
-    Its count differs between hosts, so it names no start of ours; but of what is left on this host it is right.
+    The count of restarts differs between hosts; it is right about the restarts that are left on this one.
     """
     done, most = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
     return int(done) < int(most)
 
 
 def agent_error_file() -> Path | None:
-    """Where torchrun looks for a failed rank's reason."""
+    """The file in which torchrun expects a failed rank's error; None under dgt's own launcher."""
     name = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    return Path(name) if name and MEETING_FILE not in os.environ else None
+    return Path(name) if name and _local_rank is None else None
 
 
 # ----------------------------------------------------------------------------------------------- cores, GPUs, interface
 
 
 def usable_cores() -> int:
-    """Containers and batch jobs have some of the host's."""
+    """Cores in this process's affinity mask: containers and batch jobs have fewer than the host."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_cores(where: Placement) -> None:
-    """Fit the ranks of this host to its cores."""
+    """Set torch's threads to this rank's share of the cores; with more ranks than cores, use batch scheduling."""
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_per_rank(where, usable_cores(), os.cpu_count() or 1))
     if where.local_size > (os.cpu_count() or 1) and hasattr(os, "sched_setscheduler"):
-        # Linux: let a rank finish its slice instead of being preempted at every message that wakes another
+        # under SCHED_BATCH a woken rank does not preempt the running one at every message
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def one_thread() -> None:
-    """For linear algebra, unless the user says otherwise; counts if nobody has imported numpy yet.
+    """One thread for linear algebra unless the user has set OMP_NUM_THREADS; must come before numpy is imported.
 
-    Threads do not speed up small or sparse matrices, and on a busy machine they wait for each other: 16 times as long.
+    Threads do not speed up small or sparse matrices, and on a busy machine they took 16 times as long.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def take_gpu_slice(local_rank: int) -> str | None:
-    """Give this rank its own of the MIG slices it sees, if it sees any; returns the slice's name."""
+    """Restrict CUDA_VISIBLE_DEVICES to this rank's MIG slice if it lists slices; returns the slice's name."""
     mig = own_slice(os.environ.get(VISIBLE_GPUS), local_rank)
     if mig is not None:
         os.environ[VISIBLE_GPUS] = mig
@@ -181,7 +193,7 @@ def take_gpu_slice(local_rank: int) -> str | None:
 
 
 def interface() -> str | None:
-    """The network interface that the user has named for gloo."""
+    """GLOO_SOCKET_IFNAME: the network interface that the user has chosen for gloo."""
     return os.environ.get(INTERFACE)
 
 
@@ -192,7 +204,7 @@ def use_interface(name: str) -> None:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Interface and GPUs are as they were afterwards, whatever is set inside."""
+    """Restore the variables for interface and GPUs at the end: a program may join more than once."""
     before = {name: os.environ.get(name) for name in (INTERFACE, VISIBLE_GPUS)}
     try:
         yield
@@ -207,7 +219,7 @@ def restored() -> Iterator[None]:
 
 
 def host_number() -> int:
-    """A number that ranks have in common if they share memory: one per machine, or per container on it."""
+    """The same number on ranks that share /dev/shm: one per machine, or per container with a /dev/shm of its own."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         memory = os.stat("/dev/shm")
@@ -218,10 +230,10 @@ def host_number() -> int:
 
 
 def cache_dir() -> Path:
-    """Where data sets are kept, once per user and host."""
+    """The directory for downloaded data sets."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dgt"
 
 
 def variables(prefix: str) -> dict[str, str]:
-    """The environment variables that begin like this, for those who only want to look."""
+    """All environment variables whose names begin with `prefix`, for reports."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}

@@ -30,11 +30,13 @@ class HasNode(Protocol):
 def even_steps(
     loader: Iterable[Batch], node: Node | HasNode, by: str = "longest", steps: int | None = None
 ) -> EvenSteps[Batch]:
-    """The loader's batches, the same number on all ranks, who make and go through it together.
+    """An iterable of the loader's batches, the same number of them on all ranks; all ranks make and iterate it.
 
-    by     longest: as many steps as the longest loader has; shorter ones start over, with a fresh `iter(loader)`
-           shortest: as many as the shortest has; longer ones stop early
-    steps  so many, whatever the loaders' lengths: for loaders without a length
+    loader   this rank's batches: a DataLoader or any iterable that can be iterated more than once
+    node     from `dgt.join()`, or a `dgt.Network`
+    by       longest: as many steps as the longest loader has; shorter ones start over, with a fresh `iter(loader)`
+             shortest: as many as the shortest has; longer ones stop early
+    steps    this number of steps in place of the loaders' lengths, for loaders without a length
     """
     check_choice("by", by, WAYS)
     if steps is not None and steps < 1:
@@ -71,9 +73,9 @@ class EvenSteps(Generic[Batch]):
                 raise ConfigError(f"even_steps: the loader of rank {self._node.rank} gave no batch after step {done}")
 
     def _agree(self) -> int:
-        """One small message of every rank: the length of its loader, or the steps that were asked for."""
+        """The number of steps, from an all_gather of every rank's `steps` and loader length."""
         with self._node.during(f"even_steps(by={self._by})"):
-            lengths = self._node.gather([self._given or 0, self._length()]).tolist()
+            lengths = self._node.all_gather([self._given or 0, self._length()]).tolist()
         given = {steps for steps, _ in lengths}
         if len(given) > 1:
             raise SharedError(f"even_steps: steps={lengths[0][0]} on rank 0, but not on all ranks: give all the same")

@@ -1,8 +1,9 @@
-"""How many files the processes of a run hold open, what this process may open, and the sentence where that is too few.
+"""Limits on open files: how many a run needs, how many are allowed, and the error message if that is too few.
 
-Counted with 2 to 16 ranks on rings and complete graphs: a rank has a connection to every other one and two pipes of
-each from the process that forked them all; shared memory takes four more per neighbour, and four of its own (two
-boards, each open and mapped). The launcher has four per rank. Where only shared memory does not fit, messages are used.
+Counted with 2 to 16 ranks on rings and complete graphs: a rank has one socket per other rank, and inherits two pipes
+per rank from the forkserver; shared memory takes four descriptors per neighbour and four of its own (two boards, each
+open and mapped). The launcher has four per rank. If only shared memory exceeds the limit, messages are used in its
+place.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ SPARE = 16  # metrics, checkpoints, data sets
 
 
 def least(ranks: int) -> int:
-    """Without so many, ranks on one host do not start."""
+    """Open files without which so many ranks on one host do not start."""
     return max(4 * ranks + 16, 3 * ranks + 20)
 
 
 def wanted(ranks: int, degree: int) -> int:
-    """With so many, all neighbours share memory."""
+    """Open files with which all neighbours can share memory, `degree` of them per rank."""
     return max(least(ranks), 3 * ranks + 13 + 4 * (1 + degree)) + SPARE
 
 
@@ -35,7 +36,7 @@ def _known(limit: int) -> int:
 
 
 def has_spare() -> bool:
-    """Whether files can be opened that are not needed, and some are left for those that are."""
+    """Whether optional files may be opened: fewer than the limit minus SPARE / 2 are open."""
     try:
         return len(os.listdir("/dev/fd")) + SPARE // 2 < open_files()
     except OSError:  # no descriptor is left to look with
@@ -43,7 +44,7 @@ def has_spare() -> bool:
 
 
 def raise_open_files() -> None:
-    """As far as the system allows without asking: shells begin with 1024, some with 256."""
+    """Raise the soft limit to the hard limit, at most ENOUGH: shells begin with 1024, some with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = min(ENOUGH, _known(hard))
     if _known(soft) < allowed:
@@ -52,7 +53,7 @@ def raise_open_files() -> None:
 
 
 def too_few(ranks: int) -> str:
-    """What is wrong, in words, where so many ranks cannot be started; else nothing."""
+    """The error message if so many ranks cannot be started; else empty."""
     if open_files() >= least(ranks):
         return ""
     return f"{ranks} ranks need {least(ranks)} open files, {open_files()} are allowed: ulimit -n {wanted(ranks, ranks)}"

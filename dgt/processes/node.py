@@ -1,4 +1,8 @@
-"""This process as a member of the network: its number, its device, and how it reaches all others at once."""
+"""`Node`: this process as a member of the network, with its rank, its device and its collective operations.
+
+`dgt.join()` makes one. Its operations are in `collectives`, leaving without an error in `leaving`, and what the ranks
+that are left after a loss agree on in `regroup`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import gc
 import os
 import signal
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,83 +21,97 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dgt.errors import PeerError, TrainingError
-from dgt.processes import collectives, regroup, whereabouts
-from dgt.processes import rendezvous as meeting
-from dgt.processes.notices import NEVER, Notices, absence, goodbye, has_left
+from dgt.errors import PeerError
+from dgt.processes import collectives, output, peer_status, regroup, rendezvous
+from dgt.processes.notices import NEVER, Notices
 from dgt.processes.placement import Placement
-from dgt.processes.whereabouts import Left
 
-if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it is while torch is still on its way
+if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
     import torch
     import torch.distributed as dist
 
-MEETING_SECONDS = 300.0
-REJOIN_SECONDS = (5.0, 30.0)  # least and most time for ranks that are all there to connect again
-MET, LISTENS = "met", "listens"  # what a rank tells dgt's launcher: it has met all others; it saves when asked to stop
-SAME_SECONDS = 1.0  # one Ctrl-C may come twice, from the terminal and from a launcher
-LOOK_SECONDS = 1.0  # how often a rank that waits in a call of all ranks looks whether others have left
-ONLY_MAIN = "`if node.is_main:`"
-ALL_MUST = f"all ranks must make this call, outside of {ONLY_MAIN}"
+RENDEZVOUS_SECONDS = 300.0  # least time for ranks to start and connect
+RECONNECT_SECONDS = (5.0, 30.0)  # least and most time for ranks that are all alive to connect again
+# names of files that a rank writes for dgt's own launcher: it has connected to all others; it saves when asked to stop
+CONNECTED, STOPS_ON_SIGNALS = "connected", "stops"
+SAME_SECONDS = 1.0  # one Ctrl-C may arrive twice, from the terminal and from a launcher
 
 
 class Exchange(Protocol):
-    """Messages under way. A node holds on to them, whatever becomes of the optimizer that sent them: a receive that is
-    dropped leaves its message in the connection, and everything sent behind it is stuck."""
+    """Messages that were sent or are being received.
 
-    def receive_rest(self) -> None: ...
+    A node keeps them until they are complete, also after their optimizer is deleted: a gloo receive that is dropped
+    leaves its message in the connection, in front of all later ones.
+    """
 
-    def finish(self) -> None: ...
+    def receive_rest(self) -> None:
+        """Receive what is still to come."""
+
+    def finish(self) -> None:
+        """Wait until what was sent has left."""
 
 
 class LifeSign(Protocol):
-    """What neighbours look at to see whether a rank lives."""
+    """Something in shared memory by which neighbours on the same host see whether this rank lives."""
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """This rank has failed."""
 
-    def leave(self, steps: int) -> None: ...
+    def leave(self, steps: int) -> None:
+        """This rank has left after so many steps, without an error."""
 
 
 @dataclass(slots=True)
 class Node:
-    """This process as a member of the network. `control` carries small CPU tensors, `data` the exchange."""
+    """This process as a member of the network; made by `dgt.join()`.
+
+    rank, size   this process's rank and the number of ranks
+    device       where this rank's model and data belong
+    backend      gloo or nccl, for messages between neighbours
+    is_main      whether this is rank 0
+    timeout      seconds to wait for another rank before `PeerError`
+    """
 
     placement: Placement
     device: torch.device
     backend: str
     timeout: float
     groups: dict[str, dist.ProcessGroup]
+    """`control`, a gloo group for CPU tensors, and `data`, for messages between neighbours; empty after leaving."""
     store: dist.Store
-    """Where ranks found each other; those that are left find each other there again."""
+    """The rendezvous store; after a loss the remaining ranks use it to find each other again."""
     members: list[int]
-    """The nodes that this network's ranks are: 0, 1, 2, ... until some are lost."""
+    """The node that each rank is: [0, 1, 2, ...] until some are lost, then without those."""
     launcher_notes: Path | None = None
-    """Where dgt's own launcher says which ranks have ended."""
+    """The directory through which dgt's own launcher and its ranks exchange files; None under other launchers."""
     generation: int = 0
-    """How often those who were left have met again; every network of theirs decides under keys of its own."""
+    """How often ranks were lost and the rest connected again; part of the store's keys, which are never reused."""
     parted: bool = False
-    """All members have agreed that the run is over: nobody is needed any more."""
+    """All members have agreed that the run is over: a rank that fails from here on changes nothing."""
     channels: int = 0
     steps: int = 0
     """Steps that this node's optimizer has made."""
     calls: int = 0
-    """Calls of all ranks that this one has begun."""
+    """Collective operations that this rank has begun."""
     doing: str = ""
-    """What a call of all ranks is part of."""
+    """What the current collective operations are part of, for error messages; see `during`."""
     expected_next: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
     """By channel: the tag of this node's next message, and the ranks that may wait for it outside shared memory."""
     handlers: dict[int, Any] = field(default_factory=dict)
-    """What handled the signals before `stop_on_signals`."""
+    """The signal handlers that `stop_on_signals` replaced."""
     notices: Notices = field(default_factory=Notices)
     tamper: Callable[[str, Any, int], torch.Tensor] | None = None
-    """Called with every message before it leaves, returns what is sent: `training/chaos.py` rehearses damage."""
+    """Called with every message before it is sent, returns what is sent: fault injection of `training/chaos.py`."""
     life_signs: weakref.WeakSet[LifeSign] = field(default_factory=weakref.WeakSet)
-    """Released when this node closes its connections, so that neighbours notice at once."""
+    """Released when this node closes its connections, so that neighbours notice without waiting for a timeout."""
     before_leaving: list[Callable[[], None]] = field(default_factory=list)
-    """What is to be finished before this node leaves in good order."""
+    """Called when this node leaves without an error, before its connections are closed."""
     under_way: set[Exchange] = field(default_factory=set)
+    """Messages that are not complete yet."""
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dgt-sender"))
-    """One thread, started when it is first needed: messages leave in the order they were posted."""
+    """One thread, started at its first use, so that messages leave in the order in which they were posted."""
+
+    # ------------------------------------------------------------------------------------------------------ who this is
 
     @property
     def control(self) -> dist.ProcessGroup:
@@ -117,7 +136,7 @@ class Node:
 
     @property
     def name(self) -> int:
-        """Which node this is, whoever was lost: the name in everything that is said."""
+        """The number of this node at the start of the run, which it keeps when ranks change after a loss."""
         return self.members[self.rank]
 
     @property
@@ -125,18 +144,70 @@ class Node:
         return self.rank == 0
 
     def open_channel(self) -> int:
-        """A number for a new stream of messages; all ranks open theirs in the same order."""
+        """The number of a new sequence of messages; all ranks open theirs in the same order."""
         self.channels += 1
         return self.channels - 1
 
-    def stop_on_signals(self) -> None:
-        """From here on SIGTERM, SIGUSR1 and Ctrl-C ask all ranks to stop at one step, `optimizer.stop_now`.
+    # -------------------------------------------------------------------------------------------- collective operations
 
-        A second Ctrl-C ends the process at once.
+    def all_gather(self, values: Any) -> torch.Tensor:
+        """Every rank's values, stacked [size, ...], on all ranks; all ranks call it. Not meant for every step.
+
+        values   a number, a list of numbers, an array or a tensor, of the same shape and dtype on all ranks
         """
+        return collectives.all_gather(self, values)
+
+    def gather(self, values: Any, dst: int | None = None) -> torch.Tensor | None:
+        """Every rank's values, stacked [size, ...] on the CPU, on rank `dst` and None elsewhere; all ranks call it.
+
+        values   a number, a list of numbers, an array or a tensor, of the same shape and dtype on all ranks
+        dst      the rank that receives them; without it the call is `all_gather`, which is deprecated
+        """
+        if dst is None:
+            _deprecated("node.gather(values) without dst is", "node.all_gather(values)")
+            return self.all_gather(values)
+        return collectives.gather(self, values, dst)
+
+    def all_reduce(self, values: Any, compared: bool = True) -> torch.Tensor:
+        """The sum over all ranks, on all ranks; in place if `values` is a tensor.
+
+        values     a number, a list of numbers, an array or a tensor, of the same shape and dtype on all ranks
+        compared   exchange the header that finds ranks in different operations; without it one message less per call,
+                   for sums at every step whose first was compared
+        """
+        return collectives.all_reduce(self, values, compared)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are in this call."""
+        collectives.barrier(self)
+
+    def collect(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Deprecated: `gather(values, dst=0)`."""
+        _deprecated("node.collect is", "node.gather(values, dst=0)")
+        return self.gather(values, dst=0)
+
+    def sum(self, values: Any, compared: bool = True) -> torch.Tensor:
+        """Deprecated: `all_reduce(values)`."""
+        _deprecated("node.sum is", "node.all_reduce(values)")
+        return self.all_reduce(values, compared)
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Name what the collective operations inside belong to, in the error when ranks are in different ones."""
+        before, self.doing = self.doing, f"{self.doing}: {what}" if self.doing else what
+        try:
+            yield
+        finally:
+            self.doing = before
+
+    # ----------------------------------------------------------------------------------------- signals and the launcher
+
+    def stop_on_signals(self) -> None:
+        """From here on SIGTERM, SIGUSR1 and Ctrl-C set a request to stop: `optimizer.stop_now` is True at one and the
+        same step on all ranks. A second Ctrl-C ends the process at once."""
         interrupted = 0.0
 
-        def ask(number: int, frame: object) -> None:
+        def handle(number: int, frame: object) -> None:
             nonlocal interrupted
             if number == signal.SIGINT:
                 if interrupted and time.monotonic() > interrupted + SAME_SECONDS:
@@ -146,186 +217,38 @@ class Node:
             self.notices.stop_asked = self.notices.stop_asked or number
 
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            before = signal.signal(number, ask)
+            before = signal.signal(number, handle)
             self.handlers.setdefault(number, before)
-        self.tell_launcher(LISTENS)
+        self.write_launcher_note(STOPS_ON_SIGNALS)
 
     def restore_signals(self) -> None:
-        """Undo `stop_on_signals`: nobody looks at `optimizer.stop_now` any more."""
+        """Undo `stop_on_signals`: no step follows that would check `optimizer.stop_now`."""
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         self.handlers.clear()
 
-    def tell_launcher(self, what: str, so: bool = True) -> None:
-        """Leave a note for dgt's own launcher, or take it back."""
+    def write_launcher_note(self, what: str, exists: bool = True) -> None:
+        """Create the file WHAT-PID for dgt's own launcher, or remove it."""
         if self.launcher_notes is not None:
             note = self.launcher_notes / f"{what}-{os.getpid()}"
             with contextlib.suppress(OSError):
-                note.touch() if so else note.unlink(missing_ok=True)
+                note.touch() if exists else note.unlink(missing_ok=True)
 
-    def gather(self, values: Any) -> torch.Tensor:
-        """Every rank's number, list, array or tensor, stacked: [size, ...]. Start-up and evaluations only."""
-        own = collectives.as_tensor("gather", values)
-        call, raw = self._call("gather", own), _bytes(own)
-        messages = self._compared(call, raw)
-        if raw.numel() <= collectives.ROOM:
-            rows = collectives.values_in(messages, raw.numel())
-        else:
-            with self.patience(call):
-                rows = self.all_gather(raw)
-        return rows.view(own.dtype).view(self.size, *own.shape).to(own.device)
+    def _lost_to_launcher(self) -> set[int]:
+        """Members whose process dgt's launcher has reaped; always empty under other launchers."""
+        if self.launcher_notes is None:
+            return set()
+        return {int(note.name[5:]) for note in self.launcher_notes.glob("lost-*")}.intersection(self.members)
 
-    def collect(self, values: torch.Tensor) -> torch.Tensor | None:
-        """Every rank's CPU tensor, stacked, on rank 0; None elsewhere. Does not wait for the others."""
-        own = collectives.as_tensor("collect", values)
-        call, raw = self._call("collect", own), _bytes(own)
-        with self.patience(call):
-            rows = self._to_main(collectives.first_message(call, values=raw))
-            if rows is not None:
-                collectives.compare(rows)
-            if raw.numel() <= collectives.ROOM:
-                rows = None if rows is None else collectives.values_in(rows, raw.numel())
-            else:
-                rows = self._to_main(raw)
-        return None if rows is None else rows.view(own.dtype).view(self.size, *own.shape)
-
-    def sum(self, values: torch.Tensor, compared: bool = True) -> torch.Tensor:
-        """Sum over all ranks, in place. Start-up, evaluations and the allreduce baseline only.
-
-        `compared=False` saves the message that says what it is: for sums at every step, the first of them compared.
-        """
-        import torch
-        import torch.distributed as dist
-
-        values = values if isinstance(values, torch.Tensor) else collectives.as_tensor("sum", values)
-        call = self._call("sum", values)
-        if compared:
-            self._compared(call)
-        nccl = values.is_cuda and self.backend == "nccl"
-        with self.patience(call):
-            work = dist.all_reduce(values, group=self.data if nccl else self.control, async_op=True)
-            if nccl:
-                work.wait()
-            else:
-                self._wait(work)
-        return values
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        self._compared(self._call("barrier"))
-
-    def all_gather(self, raw: torch.Tensor) -> torch.Tensor:
-        """Every rank's bytes, stacked, as they are: nothing says what they are, or how many."""
-        import torch
-        import torch.distributed as dist
-
-        rows = torch.empty(self.size, raw.numel(), dtype=torch.uint8)
-        self._wait(dist.all_gather(list(rows.unbind()), raw, group=self.control, async_op=True))
-        return rows
-
-    def _to_main(self, raw: torch.Tensor) -> torch.Tensor | None:
-        import torch
-        import torch.distributed as dist
-
-        rows = torch.empty(self.size, raw.numel(), dtype=torch.uint8) if self.is_main else None
-        dist.gather(raw, None if rows is None else list(rows.unbind()), dst=0, group=self.control)
-        return rows
-
-    @contextlib.contextmanager
-    def during(self, what: str) -> Iterator[None]:
-        """What the calls inside are part of: the words for it if ranks are in different ones."""
-        before, self.doing = self.doing, f"{self.doing}: {what}" if self.doing else what
-        try:
-            yield
-        finally:
-            self.doing = before
-
-    def _call(self, name: str, values: torch.Tensor | None = None) -> str:
-        self.calls += 1
-        call = name if values is None else f"{name} of {collectives.described(values)}"
-        return f"{self.doing}: {call}" if self.doing else call
-
-    def _compared(self, call: str, raw: torch.Tensor | None = None) -> torch.Tensor:
-        """Every rank's first message, once all are known to make the same call."""
-        with self.patience(call):
-            messages = self.all_gather(collectives.first_message(call, values=raw))
-        collectives.compare(messages)
-        return messages
-
-    def _wait(self, work: dist.Work) -> None:
-        """Until it is complete; a rank that has left will not take part in it any more."""
-        while not _is_complete(work):
-            left = whereabouts.who_left(self.store, self.members)
-            if left is not None and left.calls < self.calls:
-                where = f"in a call of all ranks after {self.steps} steps"
-                raise TrainingError(has_left(self.name, f"node {left.name}", left.steps, where))
-
-    @contextlib.contextmanager
-    def patience(self, call: str) -> Iterator[None]:
-        """In words what gloo says of ranks that do not take part in a call."""
-        try:
-            yield
-        except TrainingError:
-            raise
-        except RuntimeError as error:
-            what = absence(error, self.timeout)
-            elsewhere = self.whereabouts(call, self.members, what)
-            time.sleep(0.3)  # its neighbours know which one it is: let them speak first
-            hint = elsewhere or (f"; {ALL_MUST}" if "did not answer" in what else "")
-            raise PeerError(f"node {self.name}: {call}: another rank {what}{hint}") from error
-
-    def whereabouts(self, where: str, others: list[int], what: str) -> str:
-        """This node gives up waiting there, because of that; in words where the others did, if they have said so."""
-        seconds = 1.0 if "did not answer" in what else 0.0  # others may be about to give up too
-        found = whereabouts.elsewhere(self.store, self.members, self.name, where, others, seconds)
-        # ranks in steps wait for the one that is missing, whichever steps they are
-        there = {name: text for name, text in found.items() if not text.startswith(where[:5])}
-        if not there:
-            return ""
-        words = ", ".join(f"node {name} waited in {text}" for name, text in sorted(there.items())[:3])
-        return f"; {words}, node {self.name} in {where}: all ranks must make the same calls, outside of {ONLY_MAIN}"
+    # ---------------------------------------------------------------------------------------------------------- leaving
 
     def steps_at_leaving(self, name: int) -> int | None:
-        """How many steps a node made that has left in good order."""
-        left = whereabouts.who_left(self.store, self.members, name)
+        """How many steps node `name` had made when it left without an error; None if it has not."""
+        left = peer_status.find_departure(self.store, self.members, name)
         return left.steps if left is not None else None
 
-    def leave(self) -> None:
-        """Wait until all ranks leave; those who still wait for this one's messages are told that none will follow."""
-        import torch.distributed as dist
-
-        if self.size == 1:
-            return
-        whereabouts.say_left(self.store, self.members, Left(self.name, self.steps, self.calls))
-        for sign in self.life_signs:
-            sign.leave(self.steps)
-        message = collectives.first_message("leaving `with dgt.join()`", f" after {self.steps} steps")
-        messages, goodbyes = message.new_empty(self.size, message.numel()), None
-        try:
-            work = dist.all_gather(list(messages.unbind()), message, group=self.control, async_op=True)
-            while not _is_complete(work):
-                # they may be computing still; whoever is waiting takes it for the message that it waits for
-                goodbyes = goodbyes or self._send_goodbyes()
-        except RuntimeError as error:
-            what = absence(error, self.timeout)
-            done = f"this rank made {self.steps} steps and was leaving"
-            raise PeerError(f"node {self.name}: another rank {what}; {done}") from error
-        collectives.compare(messages)
-
-    def _send_goodbyes(self) -> list[object]:
-        """To whoever may wait for a message; what is returned must be kept until the connections are closed."""
-        import torch
-
-        message = torch.frombuffer(bytearray(goodbye(self.steps)), dtype=torch.uint8)
-        sent: list[object] = [message]
-        for tag, peers in self.expected_next.values():
-            for peer in peers:
-                with contextlib.suppress(RuntimeError):  # it is gone
-                    sent.append(self.control.send([message], peer, tag))
-        return sent
-
     def close_connections(self) -> None:
-        """Leave the group without a word: the neighbours notice at once, and do the same."""
+        """Destroy the process groups after an error: the neighbours' receives fail at once, and they do the same."""
         for sign in self.life_signs:
             sign.release()
         self.life_signs.clear()
@@ -334,79 +257,76 @@ class Node:
         self.channels, self.calls = 0, 0
         self.sender.shutdown(wait=False, cancel_futures=True)
         self.sender = ThreadPoolExecutor(1, "dgt-sender")
-        meeting.leave_groups(self.groups)
-        gc.collect()  # the last reference closes the connections
+        rendezvous.destroy_groups(self.groups)
+        gc.collect()  # gloo closes a connection when the last reference to its group is gone
+
+    # ------------------------------------------------------------------------------------------ other ranks than before
 
     def ask(self, what: str) -> regroup.Question:
-        """Something that the members of this network decide once, all alike."""
+        """A question, named `what`, that the members of this network answer once and all alike."""
         key = f"network-{self.generation}/{what}"
-        return regroup.Question(self.store, key, self.members, self.name, self._told_lost, self.timeout)
-
-    def _told_lost(self) -> set[int]:
-        """Nodes whose process the launcher has seen end; known at once on one host, and nowhere else."""
-        if self.launcher_notes is None:
-            return set()
-        return {int(note.name[5:]) for note in self.launcher_notes.glob("lost-*")}.intersection(self.members)
+        return regroup.Question(self.store, key, self.members, self.name, self._lost_to_launcher, self.timeout)
 
     def raise_alarm(self, words: str) -> None:
-        """Those who would go on without this node find out why they must not."""
+        """Publish why the run must end: ranks that would go on without this node raise the same error."""
         if self.size > 1:
             self.store.set(regroup.ALARM, words)
 
-    def reunite(self, iteration: int) -> int:
+    def agree_on_survivors(self, iteration: int) -> int:
         """Agree with the ranks that are left on who they are; returns the iteration to go on from.
 
-        All of them have closed the connections of the old group. The furthest of their iterations counts; where one of
-        them has heard of a stop, all stop there.
+        All of them have closed their connections before. The largest of their iterations is taken; if one of them has
+        received a stop, all stop there.
         """
         notices = self.notices
         stop = bool(notices.stop_asked) or notices.stop_at != NEVER
-        agreed = regroup.reunite(
-            self.store, self.generation, self.members, self.name, iteration, stop, self._told_lost, 2 * self.timeout
+        agreed = regroup.agree_on_survivors(
+            self.store,
+            self.generation,
+            self.members,
+            self.name,
+            iteration,
+            stop,
+            self._lost_to_launcher,
+            2 * self.timeout,
         )
         rank = agreed.members.index(self.name)
-        self.placement = dataclasses.replace(self.placement, rank=rank, size=len(agreed.members))
+        self._set_placement(dataclasses.replace(self.placement, rank=rank, size=len(agreed.members)))
         self.members, self.generation, self.channels = agreed.members, self.generation + 1, 0
         notices.stop_at, notices.save_at = agreed.iteration if agreed.stop else NEVER, NEVER
         return agreed.iteration
 
-    def meet_again(self) -> None:
-        """Connect to the members that `reunite` has agreed on; `PeerError` if one of them is lost meanwhile."""
-        regroup.muster(self.store, self.generation, self.members, self.name, self._told_lost, 2 * self.timeout)
-        least, most = REJOIN_SECONDS
+    def reconnect(self) -> None:
+        """Connect to the members that `agree_on_survivors` found; `PeerError` if one of them is lost meanwhile."""
+        regroup.wait_until_ready(
+            self.store, self.generation, self.members, self.name, self._lost_to_launcher, 2 * self.timeout
+        )
+        least, most = RECONNECT_SECONDS
         try:
-            self._meet_again(f"left-{self.generation}", max(least, min(self.timeout, most)))
+            self._connect(f"left-{self.generation}", max(least, min(self.timeout, most)))
         except RuntimeError as error:
             what = str(error).splitlines()[0][:120]
             raise PeerError(f"node {self.name}: could not connect to the nodes that are left ({what})") from None
 
-    def renumber(self, rank: int) -> None:
-        """Be another rank from here on. All ranks call it, before anything is exchanged; `join.settle` is next."""
-        self.tell_launcher(MET, False)
+    def change_rank(self, rank: int) -> None:
+        """Connect again as another rank. All ranks call it, before any message between neighbours; the caller then
+        calls `join.choose_device_and_backend`."""
+        self.write_launcher_note(CONNECTED, False)
         self.close_connections()
-        self.placement = dataclasses.replace(self.placement, rank=rank)
-        self._meet_again("renumbered", max(self.timeout, MEETING_SECONDS))
-        self.tell_launcher(MET)
+        self._set_placement(dataclasses.replace(self.placement, rank=rank))
+        self._connect("renumbered", max(self.timeout, RENDEZVOUS_SECONDS))
+        self.write_launcher_note(CONNECTED)
 
-    def _meet_again(self, room: str, seconds: float) -> None:
+    def _set_placement(self, placement: Placement) -> None:
+        self.placement = placement
+        output.rank_changed(self.is_main)
+
+    def _connect(self, prefix: str, seconds: float) -> None:
+        """New process groups, over keys of the store that begin with `prefix`."""
         patience = timedelta(seconds=seconds)
-        self.groups = meeting.join_group(meeting.prefixed(self.store, room), self.rank, self.size, patience)
-        meeting.set_timeout(self.control, self.timeout)
+        self.groups = rendezvous.init_groups(rendezvous.prefixed(self.store, prefix), self.rank, self.size, patience)
+        rendezvous.set_timeout(self.control, self.timeout)
 
 
-def _is_complete(work: dist.Work) -> bool:
-    """Whether it is within a moment; raises if it failed."""
-    try:
-        work.wait(timedelta(seconds=LOOK_SECONDS))
-    except RuntimeError:
-        if not work.is_completed():
-            return False
-        work.wait()  # raises what is wrong, unless it was completed a moment too late
-    return True
-
-
-def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """The same memory, or a copy of a GPU's, as bytes."""
-    import torch
-
-    return values.cpu().reshape(-1).view(torch.uint8) if values.numel() else torch.empty(0, dtype=torch.uint8)
+def _deprecated(what: str, instead: str) -> None:
+    warnings.warn(f"{what} deprecated: use {instead}", DeprecationWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""What ranks tell each other besides numbers: that a peer is gone, a message wrong, a stop or a checkpoint wanted."""
+"""Control information between ranks: the goodbye of a rank that leaves, the steps to stop and save at, lost peers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def steps_at_goodbye(head: bytes) -> int | None:
 
 
 def has_left(node: int, who: str, steps: int, where: str) -> str:
-    """What is wrong when another rank has left and this one goes on, and what to do about it."""
+    """The error message when another rank has left and this one still needs it."""
     return (
         f"node {node}: {who} has left after {steps} steps, this node is {where}: do all ranks make the same number of "
         "steps? `for batch in dgt.even_steps(loader, node):` makes them agree"
@@ -33,19 +33,20 @@ NEVER = 2**32 - 1
 
 @dataclass(slots=True)
 class Notices:
-    """What travels in the head of every message: the iteration to stop at, and to save at. The earliest counts.
+    """The iterations to stop and to save at, in the head of every message; each rank takes the minimum it receives.
 
-    Whoever announces one chooses it so far ahead that everybody has heard of it by then, neighbour by neighbour: so
-    all ranks act at the same iteration without asking anyone.
+    A rank that announces one adds the diameter of the graph to its own iteration: by then the number has passed from
+    neighbour to neighbour to all ranks, so that all act at the same iteration without a collective operation.
     """
 
     stop_at: int = NEVER
     save_at: int = NEVER
     stop_asked: int = 0
-    """The signal that asked this rank to stop; it is announced with the next step."""
+    """Number of the signal that asked this rank to stop, or 0; announced with the next step."""
     save_asked: bool = False
 
     def hear(self, stop_at: int, save_at: int) -> None:
+        """Take the earlier of what is known here and what a message says."""
         self.stop_at, self.save_at = min(self.stop_at, stop_at), min(self.save_at, save_at)
 
     def announce(self, iteration: int) -> None:
@@ -54,15 +55,28 @@ class Notices:
         self.save_asked = False
 
 
-# in what gloo and nccl say of a connection that has ended; the last is in every error of gloo's sockets
-GONE = ("connection", "closed", "reset", "broken pipe", "socket", "remote", "is gone", "gloo/transport")
+# gloo and nccl raise RuntimeErrors without a code: words of those about a connection that has ended; the last is in
+# every error of gloo's sockets
+CONNECTION_WORDS = ("connection", "closed", "reset", "broken pipe", "socket", "remote", "is gone", "gloo/transport")
 
 
-def absence(error: Exception, timeout: float) -> str:
-    """What gloo's or nccl's error says of a missing peer, in plain words; other errors are raised again."""
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """How a peer failed to answer: `str` continues a sentence that begins with the peer."""
+
+    timed_out: bool
+    """No message within the timeout; else the connection was closed."""
+    timeout: float
+
+    def __str__(self) -> str:
+        return f"did not answer within {self.timeout:g} s" if self.timed_out else "is gone (connection closed)"
+
+
+def absence(error: Exception, timeout: float) -> Absence:
+    """What an error of gloo or nccl means for the peer; raises the error again if it is about something else."""
     text = str(error).lower()
     if isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text:
-        return f"did not answer within {timeout:g} s"
-    if any(word in text for word in GONE):
-        return "is gone (connection closed)"
+        return Absence(True, timeout)
+    if any(word in text for word in CONNECTION_WORDS):
+        return Absence(False, timeout)
     raise error

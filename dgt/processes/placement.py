@@ -1,4 +1,4 @@
-"""Where a launcher put this process, and what follows from it: pure decisions about ranks, devices and backends."""
+"""Rank, device and backend of a process, as pure functions of environment variables and GPU numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dgt.errors import ConfigError, SharedError
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a launcher put this process."""
+    """The launcher of this process, its rank, and its rank among those of this host."""
 
     launcher: str  # "torchrun", "srun" or "alone"
     rank: int = 0
@@ -41,7 +41,7 @@ def detect(
                 raise ValueError(f"RANK={rank}, WORLD_SIZE={size}")
             if not is_shell:
                 _refuse_nesting(variables, launchers)
-            # launchers that do not say what is on this host may have put one rank on each
+            # without LOCAL_RANK every rank counts as alone on its host: no memory is shared
             local_rank, local_size = int(variables.get("LOCAL_RANK", 0)), int(variables.get("LOCAL_WORLD_SIZE", 1))
             return Placement("torchrun", rank, size, local_rank, local_size)
         if "SLURM_STEP_ID" in variables and int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and not is_shell:
@@ -58,7 +58,7 @@ def detect(
 
 
 def _refuse_nesting(variables: Mapping[str, str], launchers: Mapping[str, str]) -> None:
-    """srun or torchrun that starts a torchrun per task, each of them a world of its own."""
+    """Raise if srun or torchrun has started several torchruns that each form a separate network."""
     if "TORCHELASTIC_RUN_ID" not in variables or variables.get("GROUP_WORLD_SIZE") != "1":
         return
     ranks, tasks = launchers.get("WORLD_SIZE", "1"), int(variables.get("SLURM_STEP_NUM_TASKS", "1"))
@@ -83,7 +83,7 @@ def _tasks_on_node(counts: str, node: int) -> int:
 def slurm_rendezvous(variables: Mapping[str, str]) -> tuple[str, int]:
     """Host and port all tasks of a Slurm step agree on: its first host, a port from job and step number.
 
-    MASTER_ADDR and MASTER_PORT say otherwise where that does not fit.
+    MASTER_ADDR and MASTER_PORT override either.
     """
     host = variables.get("MASTER_ADDR", "127.0.0.1")
     if "MASTER_ADDR" not in variables and variables.get("SLURM_STEP_NUM_NODES", "1") != "1":
@@ -106,12 +106,12 @@ def rendezvous_endpoint(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def first_host(nodes: str) -> str:
-    """n01 of Slurm's 'n[01-04,07],gpu1': containers have no scontrol to ask."""
+    """n01 of Slurm's 'n[01-04,07],gpu1'; parsed here, since containers have no scontrol to expand it."""
     return re.sub(r"\[(\d+)[^]]*\]", r"\1", nodes).partition(",")[0]
 
 
 def _reachable(node: str) -> str:
-    """The node's name where it resolves, else the address Slurm itself uses for it."""
+    """The node's name if it resolves, else the address that Slurm uses for it."""
     try:
         socket.getaddrinfo(node, None)
     except OSError:
@@ -132,14 +132,14 @@ def _scontrol_node(node: str) -> str:
 def threads_per_rank(where: Placement, usable: int, cores: int) -> int:
     """This rank's share of the cores that its process may use, of all there are.
 
-    Where srun has bound each task to cores of its own it has them to itself; else the ranks of a host share them.
+    A task that srun has bound to its own cores uses all of them; otherwise the ranks of a host share what is usable.
     """
     if where.launcher == "srun" and usable * where.local_size <= cores:
         return usable
     return max(1, usable // where.local_size)
 
 
-NO_GPU = 0  # a rank on the CPU; a negative number is a MIG slice, which nccl does not connect
+NO_GPU = 0  # number of a rank on the CPU; negative numbers are MIG slices, which nccl cannot connect
 
 
 def choose_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
@@ -151,7 +151,7 @@ def choose_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
 
 
 def explain_backend(requested: str, gpu_of_rank: Sequence[int]) -> str:
-    """What to tell a user who has GPUs and gets gloo without having asked for it; else nothing."""
+    """Why backend=auto uses gloo although some ranks have GPUs; empty if it does not."""
     reason = _against_nccl(gpu_of_rank)
     if requested != "auto" or not reason or not any(gpu_of_rank):
         return ""
@@ -173,7 +173,7 @@ def _against_nccl(gpu_of_rank: Sequence[int]) -> str:
 def choose_device(requested: str, local_rank: int, gpus: int) -> str:
     """cuda:(local rank modulo visible GPUs), or cpu where there is none.
 
-    Right for both ways of Slurm: tasks that see all GPUs of their host, and tasks that see their own only.
+    This fits both of Slurm's modes: tasks that see all GPUs of their host, and tasks that see only their own.
     """
     return f"cuda:{local_rank % gpus}" if gpus and requested != "cpu" else "cpu"
 
@@ -181,13 +181,13 @@ def choose_device(requested: str, local_rank: int, gpus: int) -> str:
 def own_slice(visible: str | None, local_rank: int) -> str | None:
     """This rank's MIG slice of those in CUDA_VISIBLE_DEVICES; None where there are none.
 
-    CUDA shows a process the first slice only, so every rank must be given its own before it looks.
+    CUDA shows a process only the first slice listed, so each rank must be restricted to its own before CUDA starts.
     """
     slices = [name.strip() for name in (visible or "").split(",") if name.strip().startswith("MIG-")]
     return slices[local_rank % len(slices)] if slices else None
 
 
 def refuse_missing_gpu(requested: str, gpu_of_rank: Sequence[int]) -> None:
-    """device=cuda needs a GPU on every rank, which all of them know of: gpu_of_rank as in `choose_backend`."""
+    """Raise the same error on all ranks if device=cuda and a rank has no GPU; gpu_of_rank as in `choose_backend`."""
     if requested == "cuda" and not all(gpu_of_rank):
         raise SharedError(f"device=cuda: rank {list(gpu_of_rank).index(NO_GPU)} has no GPU; use device=cpu")

@@ -1,8 +1,8 @@
-"""Whether ranks of different hosts reach each other's ports: tried once, before gloo tries it for five minutes.
+"""Check that hosts can connect to each other's ephemeral ports, before gloo tries it for five minutes.
 
-gloo listens on a port that the system chooses, as nccl does, and connects every rank to every other. A firewall that
-lets only the port of the rendezvous through drops these packets silently. So the first rank of every host listens on
-such a port as well, says where in the store, and tries those of the hosts next to it: one line says what is closed.
+gloo and nccl listen on ports that the system chooses and connect every rank to every other. A firewall that passes only
+the rendezvous port drops those packets. So the first rank of every host listens on such a port, writes its address into
+the store and connects to those of the next hosts; a failure is raised on all ranks, with host, port and reason.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 5.0
 TRIES = 2
-MOST_HOSTS = 4  # that each host tries
+MOST_HOSTS = 4  # to which each host connects
 ADDRESS_OF = 0xC0206921 if sys.platform == "darwin" else 0x8915  # SIOCGIFADDR
-NOWHERE = "-"
+NOT_LISTENING = "-"
 LOOPBACK = ("lo", "lo0")  # Linux, macOS
 DOWN = "the loopback interface is down, over which ranks on one host meet: ip link set lo up"
 
@@ -42,12 +42,12 @@ def addresses() -> Iterator[tuple[str, str]]:
 
 
 def loopback() -> str:
-    """What this system calls the interface."""
+    """Name of the loopback interface."""
     return next((name for _, name in socket.if_nameindex() if name in LOOPBACK), LOOPBACK[0])
 
 
 def loopback_is_up() -> bool:
-    """Nothing is sent: the system only looks for a way to this address."""
+    """Whether 127.0.0.1 has a route; connecting a UDP socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("127.0.0.1", 9))
@@ -57,7 +57,7 @@ def loopback_is_up() -> bool:
 
 
 def own_address(interface: str | None) -> str | None:
-    """Where gloo listens: at the interface's address, or at what the host's name resolves to; None: not known."""
+    """The address on which gloo listens: of the interface, or of the host name; None if that cannot be known."""
     if interface:
         return dict(addresses()).get(interface.split(",")[0])
     try:
@@ -67,31 +67,36 @@ def own_address(interface: str | None) -> str | None:
     return None if found.startswith("127.") else found
 
 
-def refuse_closed_ports(store: dist.Store, where: Placement, interface: str | None) -> None:
-    """All ranks call it; where a host does not reach another, all of them raise the same `PeerError`."""
+def raise_if_ports_closed(store: dist.Store, where: Placement, interface: str | None) -> None:
+    """All ranks call it; if a host cannot connect to another, all of them raise the same `PeerError`."""
     if where.local_rank:
-        store.set(f"probe/{where.rank}", NOWHERE)
+        store.set(f"probe/{where.rank}", NOT_LISTENING)
         verdict = store.get("probe/verdict").decode()
     else:
-        verdict = _as_first_of_host(store, where, own_address(interface))
+        verdict = _probe_as_first_of_host(store, where, own_address(interface))
     if verdict:
         raise PeerError(verdict)
 
 
-def _as_first_of_host(store: dist.Store, where: Placement, address: str | None) -> str:
+def _probe_as_first_of_host(store: dist.Store, where: Placement, address: str | None) -> str:
+    """Listen, publish the address, connect to the next hosts; rank 0 publishes the first error of all, or nothing."""
     listener = _listener(address)
     try:
-        own = NOWHERE if listener is None else "{}:{}:{}".format(*listener.getsockname(), socket.gethostname())
+        own = NOT_LISTENING if listener is None else "{}:{}:{}".format(*listener.getsockname(), socket.gethostname())
         store.set(f"probe/{where.rank}", own)
-        told = [word.decode() for word in store.multi_get([f"probe/{rank}" for rank in range(where.size)])]
-        hosts = [rank for rank, word in enumerate(told) if word != NOWHERE]
+        published = [value.decode() for value in store.multi_get([f"probe/{rank}" for rank in range(where.size)])]
+        hosts = [rank for rank, value in enumerate(published) if value != NOT_LISTENING]
         after = [*(rank for rank in hosts if rank > where.rank), *(rank for rank in hosts if rank < where.rank)]
-        troubles = (_trouble(where.rank, told[rank]) for rank in after[:MOST_HOSTS]) if listener is not None else ()
+        troubles = (
+            (_connection_error(where.rank, published[rank]) for rank in after[:MOST_HOSTS])
+            if listener is not None
+            else ()
+        )
         store.set(f"probed/{where.rank}", next((words for words in troubles if words), ""))
         if where.rank == 0:
             found = store.multi_get([f"probed/{rank}" for rank in hosts]) if hosts else []
             store.set("probe/verdict", next((words for words in found if words), b"").decode())
-        return store.get("probe/verdict").decode()  # until then the others may be about to connect
+        return store.get("probe/verdict").decode()  # blocks: the listener must stay open until all hosts have connected
     finally:
         if listener is not None:
             listener.close()
@@ -106,7 +111,8 @@ def _listener(address: str | None) -> socket.socket | None:
         return None
 
 
-def _trouble(rank: int, place: str) -> str:
+def _connection_error(rank: int, place: str) -> str:
+    """Connect to 'address:port:host'; the error message, or empty if it works."""
     address, port, host = place.split(":")
     for _ in range(TRIES):
         try:
@@ -118,11 +124,11 @@ def _trouble(rank: int, place: str) -> str:
 
 
 def closed(rank: int, host: str, port: str, why: str) -> str:
-    """What to tell whoever may open ports."""
+    """The error message for a port that cannot be reached."""
     return (
         f"rank {rank} on {socket.gethostname()} does not reach port {port} of {host}: {why}; is there a firewall "
         f"between the hosts? ranks listen on ports {_range()} (sysctl net.ipv4.ip_local_port_range), which must be "
-        "open between them: launch/cluster.md, Ports"
+        "open between them: docs/clusters.md, Ports"
     )
 
 

@@ -1,7 +1,4 @@
-"""Other processes, told apart from strangers: a number is given to somebody else once its process has ended.
-
-And the other way round: a rank that must not outlive the process that started it.
-"""
+"""Processes identified by pid and start time, since the system reuses pids; ranks that are killed with their parent."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from dgt.processes import environment
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, by its number and the time at which it started."""
+    """One process, by its pid and the time at which it started."""
 
     pid: int
     started: str
@@ -32,11 +29,11 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Whoever has this number now."""
+        """The process that has this pid now."""
         return cls(pid, _started(pid))
 
     def write(self, path: Path) -> None:
-        """Complete or not at all."""
+        """Atomically, through a draft that is renamed."""
         draft = path.with_name(f"draft-{path.name}")
         draft.write_text(f"{self.pid} {self.started}", encoding="utf-8")
         draft.replace(path)
@@ -47,7 +44,7 @@ class Process:
         return cls(int(pid), started)
 
     def send(self, number: int) -> bool:
-        """Send a signal; False if the process has ended, whoever has its number now."""
+        """Send a signal; False if the process has ended, even if another one has its pid now."""
         handle = self._handle()
         if handle is None:
             return False
@@ -64,7 +61,7 @@ class Process:
         return True
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it, and none has woken it since; False where the system does not say."""
+        """Whether it is stopped (SIGSTOP, state T in /proc); False without /proc."""
         fields = _fields(self.pid)
         return bool(fields) and fields[0] == "T" and fields[19] == self.started
 
@@ -78,10 +75,9 @@ class Process:
             time.sleep(1)
 
     def _handle(self) -> int | None:
-        """A descriptor that stands for this very process; -1 where the system has none, None if it has ended.
+        """A pidfd of this process; -1 if the system has no pidfds, None if the process has ended.
 
-        The start time is looked at after the descriptor was made: if it is still the right one, the process has had its
-        number all the time.
+        The start time is compared after the pidfd is open: if it is right then, the pid was not reused before.
         """
         handle = -1
         if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
@@ -99,37 +95,37 @@ class Process:
 
 
 def parent_handle(parent: int) -> int | None:
-    """A descriptor for the process that started this one, if it is `parent` and still there."""
+    """A pidfd of the parent process, if it still has the pid `parent`."""
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(parent)
-        if os.getppid() == parent:  # it would be another one by now
+        if os.getppid() == parent:  # else the parent has ended, and the pid may be another process
             return handle
         os.close(handle)
     return None
 
 
 def _started(pid: int) -> str:
-    """When the process with this number started, in the system's own words; empty if there is none."""
+    """The start time of the process with this pid, as /proc or ps prints it; empty if there is none."""
     if Path("/proc/self/stat").exists():
         fields = _fields(pid)
         return fields[19] if fields else ""
-    said = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return " ".join(said.stdout.split())
+    listed = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return " ".join(listed.stdout.split())
 
 
 def _fields(pid: int) -> list[str]:
-    """What /proc says of it, from its state on; nothing if there is no such process, or no /proc."""
+    """The fields of /proc/PID/stat from the state on; empty if there is no such process, or no /proc."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return []
 
 
 def die_with_torchrun() -> None:
-    """A rank must not outlive torchrun, however that ends; ranks of dgt's own launcher watch it themselves.
+    """Have the kernel kill this rank when torchrun ends, even by SIGKILL; ranks of dgt's launcher have a thread for it.
 
-    Called as early as can be: a torchrun that went before is not noticed.
+    Called as early as possible: a torchrun that ended before the call is not noticed.
     """
-    is_rank = environment.meeting_file() is None and environment.is_launched()
+    is_rank = environment.store_file() is None and environment.is_launched()
     if is_rank and environment.placement().launcher == "torchrun":
         die_with_parent()
 

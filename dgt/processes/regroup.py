@@ -1,7 +1,7 @@
-"""What ranks decide through the store where they met: who goes on after a loss, and how a run has ended.
+"""What ranks decide through the rendezvous store: which of them go on after a loss, and how a run has ended.
 
-Every question has one key, written by compare-and-set: the first answer counts, and everybody else reads it. The store
-is a file on one host, or held by one process: a part of the network that cannot reach it decides nothing.
+Every question has one key, written by compare-and-set: the first value is the answer, which all others read. The store
+is one file or is served by one process, so a part of the network that is cut off from it can decide nothing.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import TYPE_CHECKING
 
 from dgt.errors import PeerError, StoreError, TrainingError
 
-if TYPE_CHECKING:  # the `dgt` command asks where it is while torch is still on its way
+if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
     import torch.distributed as dist
 
 ALARM = "dgt/alarm"
-BROKEN = "broken: "
-LOOK_SECONDS = 0.02
-BEATS = 4  # life signs per `timeout`
+BROKEN = "broken: "  # begins an answer that means: a member is lost, there is no common end
+POLL_SECONDS = 0.02
+HEARTBEATS = 4  # per `timeout`
 
 Lost = Callable[[], set[int]]
 
 
 @contextlib.contextmanager
-def _reaching(name: int) -> Iterator[None]:
+def _store_errors(name: int) -> Iterator[None]:
+    """Errors of the store inside become `StoreError` of node `name`."""
     try:
         yield
     except (TrainingError, PeerError):
         raise
-    except RuntimeError as error:  # torch.distributed.DistError, or what the socket said
+    except RuntimeError as error:  # torch.distributed.DistError, or an error of its socket
         what = str(error).splitlines()[0][:120]
         raise StoreError(
             f"node {name}: the store is gone, most likely with the host of rank 0 ({what}); nobody can go on without "
@@ -41,16 +42,16 @@ def _reaching(name: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reunion:
-    """What those who are left agreed on."""
+class Survivors:
+    """What the ranks that are left after a loss agreed on."""
 
     members: list[int]
     iteration: int
     stop: bool
-    """Whether one of them had heard that the run is to stop."""
+    """Whether one of them had received that the run is to stop."""
 
 
-def reunite(
+def agree_on_survivors(
     store: dist.Store,
     generation: int,
     members: Sequence[int],
@@ -59,14 +60,15 @@ def reunite(
     stop: bool,
     lost: Lost,
     patience: float,
-) -> Reunion:
-    """Agree on who is left, on the furthest iteration any of them has reached, and on whether to stop there.
+) -> Survivors:
+    """Agree on who is left, on the largest iteration among them, and on whether to stop there.
 
-    Everybody writes that it is there. Whoever sees that each member is there or known to be dead writes the decision.
-    Without a launcher that knows who is dead, time decides, and only for a majority (`may_go_on`).
+    Every rank writes a key `there`. A rank that finds each member either there or in `lost()`, the members whose
+    process the launcher has seen end, writes the decision. Under launchers that do not tell, `patience` seconds decide,
+    and only for a majority (`may_go_on`).
     """
     place = f"reunion-{generation}"
-    with _reaching(name):
+    with _store_errors(name):
         store.set(f"{place}/there/{name}", json.dumps([iteration, stop]))
         deadline = time.monotonic() + patience
         while not store.check([f"{place}/decision"]):
@@ -78,17 +80,17 @@ def reunite(
             if there == living or time.monotonic() > deadline:
                 store.compare_set(f"{place}/decision", "", _decision(store, place, there, living))
             else:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
         decided = json.loads(store.get(f"{place}/decision"))
     if "refused" in decided:
         raise TrainingError(decided["refused"])
     if name not in decided["members"]:
         raise TrainingError(f"node {name} came too late: the others went on without it")
-    return Reunion(**decided)
+    return Survivors(**decided)
 
 
 def may_go_on(there: Sequence[int], living: Sequence[int]) -> bool:
-    """More than half of the nodes that may be alive, or the half with the lowest of them: never two parts at once."""
+    """Whether `there` is more than half of `living`, or the half with its lowest node: true for one part at most."""
     return 2 * len(there) > len(living) or (2 * len(there) == len(living) and min(living) in there)
 
 
@@ -101,30 +103,32 @@ def _decision(store: dist.Store, place: str, there: list[int], living: list[int]
                 "majority they do not go on, as the others may; resume=auto continues from the last checkpoint"
             }
         )
-    said = [json.loads(store.get(f"{place}/there/{member}")) for member in there]
-    stop = any(heard for _, heard in said)
-    return json.dumps({"members": there, "iteration": max(reached for reached, _ in said), "stop": stop})
+    written = [json.loads(store.get(f"{place}/there/{member}")) for member in there]
+    iteration, stop = max(reached for reached, _ in written), any(stops for _, stops in written)
+    return json.dumps({"members": there, "iteration": iteration, "stop": stop})
 
 
-def muster(store: dist.Store, generation: int, members: Sequence[int], name: int, lost: Lost, patience: float) -> None:
-    """Wait until all members are about to connect: connecting to one that has died meanwhile would take minutes."""
-    place, deadline = f"muster-{generation}", time.monotonic() + patience
-    with _reaching(name):
+def wait_until_ready(
+    store: dist.Store, generation: int, members: Sequence[int], name: int, lost: Lost, patience: float
+) -> None:
+    """Wait until all members are about to connect: gloo would try for minutes to connect to one that died meanwhile."""
+    place, deadline = f"ready-{generation}", time.monotonic() + patience
+    with _store_errors(name):
         store.set(f"{place}/{name}", "1")
         while not store.check([f"{place}/{member}" for member in members]):
             dead = lost().intersection(members)
             if dead:
-                raise PeerError(f"node {name}: node {min(dead)} is gone")
+                raise PeerError(f"node {name}: node {min(dead)} is gone", peers=[min(dead)])
             if time.monotonic() > deadline:
                 raise PeerError(f"node {name}: the nodes that are left did not meet within {patience:g} s")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 class Question:
-    """One answer for all members; while they wait for it, they watch each other.
+    """One answer for all members, who detect lost members while they wait for it.
 
-    The launcher tells who has ended. Where there is none that does, every member counts up a life sign in the store,
-    and one whose count stands still for `timeout` seconds is missing.
+    `lost()` returns the members whose process dgt's launcher has seen end. Under other launchers every member
+    increments a counter in the store, and one whose counter does not change for 1.5 `timeout` is missing.
     """
 
     def __init__(
@@ -132,26 +136,26 @@ class Question:
     ) -> None:
         self._store, self._key, self._lost, self._timeout = store, key, lost, timeout
         self.members, self.own = list(members), own
-        self._count, self._next = 0, time.monotonic() + timeout / BEATS
+        self._count, self._next = 0, time.monotonic() + timeout / HEARTBEATS
         self._seen = dict.fromkeys(self.members, (b"", time.monotonic()))
 
     def answer(self) -> str:
-        """Empty while there is none."""
-        with _reaching(self.own):
+        """The answer; empty while there is none."""
+        with _store_errors(self.own):
             return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
 
-    def settle(self, words: str) -> str:
-        """Answer it; returns the answer that counts, which may be another's."""
-        with _reaching(self.own):
+    def propose(self, words: str) -> str:
+        """Answer unless it is answered already; returns the answer."""
+        with _store_errors(self.own):
             return self._store.compare_set(self._key, "", words).decode()
 
     def missing(self) -> set[int]:
-        """Members that have ended, or gave no sign of life for too long."""
+        """Members whose process has ended, or whose counter has not changed for 1.5 `timeout`."""
         now = time.monotonic()
         if now > self._next:
-            self._next = now + self._timeout / BEATS
+            self._next = now + self._timeout / HEARTBEATS
             self._count += 1
-            with _reaching(self.own):
+            with _store_errors(self.own):
                 self._store.set(f"{self._key}/alive/{self.own}", str(self._count))
                 for member, (before, _) in self._seen.items():
                     name = f"{self._key}/alive/{member}"
@@ -161,31 +165,32 @@ class Question:
         silent = {member for member, (_, since) in self._seen.items() if now > since + 1.5 * self._timeout}
         return (self._lost() | silent).intersection(self.members) - {self.own}
 
-    def attend(self, done: Callable[[], bool], is_needed: Callable[[int], bool]) -> str:
-        """Wait until it is done, or the question has been answered: a missing member that is needed breaks it off."""
+    def wait(self, done: Callable[[], bool], is_needed: Callable[[int], bool]) -> str:
+        """Wait until `done()` or until there is an answer, which is returned; a missing member that `is_needed` makes
+        the answer BROKEN."""
         while not (answer := self.answer()) and not done():
             missed = sorted(member for member in self.missing() if is_needed(member))
             if missed:
-                self.settle(f"{BROKEN}node {missed[0]} is gone")
+                self.propose(f"{BROKEN}node {missed[0]} is gone")
             else:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
         return answer
 
-    def conclude(self, find: Callable[[], str]) -> str:
-        """The lowest member that is not missing finds the answer and gives it; all others wait for it."""
+    def answer_by_lowest(self, find: Callable[[], str]) -> str:
+        """The lowest member that is not missing answers with `find()`; all others wait for the answer."""
         while not (answer := self.answer()):
             if self.own == min(set(self.members) - self.missing()):
-                return self.settle(find())
-            time.sleep(LOOK_SECONDS)
+                return self.propose(find())
+            time.sleep(POLL_SECONDS)
         return answer
 
-    def part(self) -> None:
-        """Everybody has the answer and may leave. The first node leaves last: the store may be in its process."""
-        with contextlib.suppress(StoreError), _reaching(self.own):
+    def acknowledge(self) -> None:
+        """This member has read the answer. The first member waits for all others: the store may be in its process."""
+        with contextlib.suppress(StoreError), _store_errors(self.own):
             self._store.set(f"{self._key}/knows/{self.own}", "1")
             deadline = time.monotonic() + self._timeout
             while self.own == self.members[0] and time.monotonic() < deadline:
                 others = set(self.members) - self.missing()
                 if self._store.check([f"{self._key}/knows/{member}" for member in others]):
                     break
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)

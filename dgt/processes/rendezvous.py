@@ -1,4 +1,4 @@
-"""Where ranks find each other: stores that start-up, restarts and the ranks left after a loss can rely on."""
+"""Rendezvous: TCP stores, keys that no earlier start has used, and the process groups that are made over a store."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from dgt.errors import ConfigError, PeerError, SilenceError
 from dgt.processes import forks, probing
 
-if TYPE_CHECKING:  # the `dgt` command asks where it is while torch is still on its way
+if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
     import torch.distributed as dist
 
 
 def tcp_store(host: str, port: int, rank: int, size: int, patience: timedelta) -> dist.Store:
-    """Rank 0 keeps the store; on one host it listens on the loopback interface only."""
+    """The store, served by rank 0; `patience` bounds how long the others wait for it."""
     import torch.distributed as dist
 
     if rank:
-        await_answer(host, port, patience)
+        wait_for_port(host, port, patience)
         return dist.TCPStore(host, port, size, is_master=False, timeout=patience)
     try:
         listener = _listener(host, port)
@@ -33,17 +33,17 @@ def tcp_store(host: str, port: int, rank: int, size: int, patience: timedelta) -
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """On one host, the loopback interface only: left alone the store would listen on all of them."""
+    """A listening socket, bound to the loopback interface if all ranks are on this host: torch would bind to all."""
     if host == "127.0.0.1":
         return socket.create_server((host, port))
     both = socket.has_dualstack_ipv6()
     return socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
 
 
-def await_answer(host: str, port: int, patience: timedelta, silent: timedelta | None = None) -> None:
-    """Wait until somebody listens there. torch would wait more than twice as long, and end with a page of its own.
+def wait_for_port(host: str, port: int, patience: timedelta, silent: timedelta | None = None) -> None:
+    """Wait until the port accepts connections; torch's own client waits more than twice as long and prints a page.
 
-    `SilenceError` where nothing at all comes back for `silent`. A misspelt host is found out at once.
+    `SilenceError` if for `silent` no connection was even refused. A host name that does not resolve raises at once.
     """
     try:
         socket.getaddrinfo(host, port)
@@ -66,59 +66,60 @@ def await_answer(host: str, port: int, patience: timedelta, silent: timedelta | 
 
 
 def rendezvous_error(rank: int, place: str, error: RuntimeError) -> PeerError:
-    """Ranks did not find each other: where they looked, and what is usually wrong."""
+    """The error of a rank that did not find the others at `place`, with the usual causes."""
     what = str(error).splitlines()[0]
     if not probing.loopback_is_up() and "127.0.0.1" in (place or "127.0.0.1"):
         return PeerError(f"rank {rank}: {probing.DOWN}")
     hint = "did all ranks start, is that host reachable, is GLOO_SOCKET_IFNAME the network between hosts"
-    hint = f"{hint}, does a firewall close their ports (launch/cluster.md, Ports)?" if place else f"{hint}?"
+    hint = f"{hint}, does a firewall close their ports (docs/clusters.md, Ports)?" if place else f"{hint}?"
     return PeerError(f"rank {rank}: could not meet the other ranks{place} ({what}); {hint}")
 
 
 def prefixed(store: dist.Store, name: str) -> dist.Store:
-    """A part of the store for those who know its name."""
+    """The same store with all keys prefixed by `name`."""
     import torch.distributed as dist
 
     return dist.PrefixStore(name, store)
 
 
 def new_prefix(
-    store: dist.Store, own_rank: int, size: int, patience: timedelta, look: Callable[[], None] = lambda: None
+    store: dist.Store, own_rank: int, size: int, patience: timedelta, check: Callable[[], None] = lambda: None
 ) -> dist.Store:
-    """A corner of torchrun's store that no earlier start of these ranks has used.
+    """torchrun's store under a prefix that no earlier start of these ranks has used.
 
     torchrun keeps its store when it restarts ranks, with the addresses of dead ones in it, and its count of restarts
-    differs between hosts. So every rank leaves a word of its own, rank 0 answers each word with the room's name,
-    and answers again where a rank leaves a new word; only a rank that lives can know that its word was answered.
-    `look` may raise while rank 0 waits for the others.
+    differs between hosts. So every rank writes a random token, and rank 0 answers each token with the common prefix. A
+    rank that was restarted writes a new token, which rank 0 answers again; a token of a dead rank is never confirmed.
+    `check` is called every second while rank 0 waits, and may raise.
     """
-    word = secrets.token_hex(8)
-    store.set(f"dgt/word/{own_rank}", word)
+    token = secrets.token_hex(8)
+    store.set(f"dgt/token/{own_rank}", token)
     if own_rank:
-        name = store.get(f"dgt/answer/{own_rank}/{word}").decode()
+        name = store.get(f"dgt/answer/{own_rank}/{token}").decode()
         store.set(f"dgt/there/{name}/{own_rank}", "1")
         return prefixed(store, name)
     answered: dict[int, bytes] = {}
-    looked = time.monotonic()
-    missing, deadline = set(range(1, size)), looked + patience.total_seconds()
+    checked = time.monotonic()
+    missing, deadline = set(range(1, size)), checked + patience.total_seconds()
     while missing:
         for rank in sorted(missing):
-            theirs = store.get(f"dgt/word/{rank}") if store.check([f"dgt/word/{rank}"]) else b""
+            theirs = store.get(f"dgt/token/{rank}") if store.check([f"dgt/token/{rank}"]) else b""
             if theirs and answered.get(rank) != theirs:
                 answered[rank] = theirs
-                store.set(f"dgt/answer/{rank}/{theirs.decode()}", word)
-            if store.check([f"dgt/there/{word}/{rank}"]):
+                store.set(f"dgt/answer/{rank}/{theirs.decode()}", token)
+            if store.check([f"dgt/there/{token}/{rank}"]):
                 missing.discard(rank)
         if time.monotonic() > deadline:
             raise RuntimeError(f"ranks {sorted(missing)[:8]} did not come within {patience.total_seconds():g} s")
-        if missing and time.monotonic() > looked + 1:
-            look()
-            looked = time.monotonic()
+        if missing and time.monotonic() > checked + 1:
+            check()
+            checked = time.monotonic()
         time.sleep(0.01)
-    return prefixed(store, word)
+    return prefixed(store, token)
 
 
-def join_group(store: dist.Store, rank: int, size: int, patience: timedelta) -> dict[str, dist.ProcessGroup]:
+def init_groups(store: dist.Store, rank: int, size: int, patience: timedelta) -> dict[str, dist.ProcessGroup]:
+    """torch's default process group over gloo, for control messages and at first for data too."""
     import torch.distributed as dist
 
     with forks.sockets_kept_from_children():
@@ -128,8 +129,8 @@ def join_group(store: dist.Store, rank: int, size: int, patience: timedelta) -> 
     return {"control": control, "data": control}
 
 
-def group_within(patience: timedelta) -> dict[str, dist.ProcessGroup]:
-    """A gloo group of dgt's own among the ranks of a process group that somebody else has made, and will destroy."""
+def new_groups(patience: timedelta) -> dict[str, dist.ProcessGroup]:
+    """A gloo group of dgt's own beside a default process group that the user's program has made and will destroy."""
     import torch.distributed as dist
 
     with forks.sockets_kept_from_children():
@@ -138,8 +139,8 @@ def group_within(patience: timedelta) -> dict[str, dist.ProcessGroup]:
     return {"control": control, "data": control}
 
 
-def leave_groups(groups: dict[str, dist.ProcessGroup]) -> None:
-    """Forget these groups; the last reference to one ends its threads and closes its connections."""
+def destroy_groups(groups: dict[str, dist.ProcessGroup]) -> None:
+    """Destroy these groups and empty the dict: the last reference to a group ends its threads and connections."""
     import torch.distributed as dist
 
     if dist.group.WORLD in groups.values():
@@ -153,6 +154,7 @@ def leave_groups(groups: dict[str, dist.ProcessGroup]) -> None:
 
 
 def set_timeout(group: dist.ProcessGroup, seconds: float) -> None:
+    """The timeout of all further operations of this group."""
     import torch.distributed as dist
 
     change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # the older name

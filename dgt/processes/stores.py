@@ -1,4 +1,4 @@
-"""The store in which ranks meet, for each launcher: a file, torchrun's own, or one on the first host of a step."""
+"""The rendezvous store under each launcher: a file (dgt), torchrun's own, or one served by rank 0 (srun)."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ from dgt.errors import ConfigError, PeerError, SilenceError
 from dgt.processes import environment, probing, rendezvous
 from dgt.processes.placement import Placement, rendezvous_endpoint
 
-if TYPE_CHECKING:  # imported where it is used: the `dgt` command asks where it is while torch is still on its way
+if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
     import torch.distributed as dist
 
-SILENT_SECONDS = timedelta(seconds=15)
+UNANSWERED_SECONDS = timedelta(seconds=15)
 UNREACHED = "dgt/unreached"
-_meetings = itertools.count()
+_joins = itertools.count()
 
 
-def next_meeting() -> int:
-    """How often this process has met others before: a script may join more than once."""
-    return next(_meetings)
+def next_join() -> int:
+    """How often this process has joined before, for keys and files of its own: a script may join more than once."""
+    return next(_joins)
 
 
 def of_launcher(where: Placement, patience: timedelta) -> dist.Store:
     """The launcher's store, or a new one where it has none."""
     import torch.distributed as dist
 
-    file = environment.meeting_file()
+    file = environment.store_file()
     if file is not None:
-        return dist.FileStore(f"{file}-{next_meeting()}", where.size)
+        return dist.FileStore(f"{file}-{next_join()}", where.size)
     if where.launcher == "alone":
         return dist.HashStore()
     if where.launcher == "torchrun":
         store = _torchrun_store(where, patience)
         other = _rendezvous_store() if where.rank == 0 and where.local_size < where.size else None
-        return rendezvous.new_prefix(store, where.rank, where.size, patience, lambda: _refuse_unreached(other))
+        return rendezvous.new_prefix(store, where.rank, where.size, patience, lambda: _raise_if_unreached(other))
     store = rendezvous.tcp_store(*environment.slurm_master(), where.rank, where.size, patience)
-    # another job may have taken the port first: nobody takes its words for ours
+    # another job may have taken the port first: under this prefix its keys are not mistaken for ours
     return rendezvous.prefixed(store, environment.slurm_step())
 
 
-def place(where: Placement) -> str:
-    """' at HOST:PORT', for errors; empty where ranks meet through a file."""
-    if environment.meeting_file() is not None or where.launcher == "alone":
+def address(where: Placement) -> str:
+    """' at HOST:PORT', for errors; empty if the store is a file."""
+    if environment.store_file() is not None or where.launcher == "alone":
         return ""
     host, port = environment.slurm_master() if where.launcher == "srun" else environment.master()
     return f" at {host}:{port}"
 
 
 def _torchrun_store(where: Placement, patience: timedelta) -> dist.Store:
-    """torchrun keeps it itself, or has rank 0 keep it (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`)."""
+    """The store that torchrun serves, or that rank 0 serves if TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
     import torch.distributed as dist
 
     host, port = environment.master()
     if host and port.isdecimal():
-        is_there = environment.agent_keeps_store()
+        by_agent = environment.agent_keeps_store()
         if where.rank:
-            _await_torchrun(where.rank, host, int(port), patience, is_there)
-        elif not is_there:
-            # as "env://" does, but without waiting there for the others: where they do not reach it, they say so in
-            # torchrun's other store, and rank 0 must be free to look
+            _wait_for_torchrun(where.rank, host, int(port), patience, by_agent)
+        elif not by_agent:
+            # as "env://" does, but with wait_for_workers=False: ranks that cannot connect write that into torchrun's
+            # other store, which rank 0 must be free to read (_raise_if_unreached)
             return dist.TCPStore(
                 host, int(port), where.size, is_master=True, timeout=patience, wait_for_workers=False, multi_tenant=True
             )
@@ -73,18 +73,19 @@ def _torchrun_store(where: Placement, patience: timedelta) -> dist.Store:
     return store
 
 
-def _await_torchrun(rank: int, host: str, port: int, patience: timedelta, is_there: bool) -> None:
-    """Wait for its store; not for long where it must be there, or where a firewall drops what is sent to it.
+def _wait_for_torchrun(rank: int, host: str, port: int, patience: timedelta, by_agent: bool) -> None:
+    """Wait for the store: only briefly if torchrun serves it, since it listens before any rank starts, or if packets
+    are dropped, as by a firewall.
 
-    The other host is up, as its torchrun has met ours: it would refuse connections to a port where nobody listens yet.
+    The other host is up, since its torchrun has reached ours: a port where no process listens yet refuses connections.
     """
-    silent = SILENT_SECONDS if environment.has_agent() else None
+    silent = UNANSWERED_SECONDS if environment.has_agent() else None
     try:
-        rendezvous.await_answer(host, port, min(patience, SILENT_SECONDS) if is_there else patience, silent)
+        rendezvous.wait_for_port(host, port, min(patience, UNANSWERED_SECONDS) if by_agent else patience, silent)
     except RuntimeError as error:
-        if not is_there and not isinstance(error, SilenceError):
+        if not by_agent and not isinstance(error, SilenceError):
             raise
-        words = probing.closed(rank, host, str(port), f"no answer within {SILENT_SECONDS.total_seconds():g} s")
+        words = probing.closed(rank, host, str(port), f"no answer within {UNANSWERED_SECONDS.total_seconds():g} s")
         store = _rendezvous_store()
         if store is not None:
             store.set(UNREACHED, words)
@@ -92,7 +93,8 @@ def _await_torchrun(rank: int, host: str, port: int, patience: timedelta, is_the
 
 
 def _rendezvous_store() -> dist.Store | None:
-    """torchrun's other store, where its hosts found each other: that port is open. Ranks are not told which it is."""
+    """The store of torchrun's own rendezvous, whose port is open between the hosts; its address is known only from the
+    command line of torchrun, the parent process."""
     import torch.distributed as dist
 
     try:
@@ -103,9 +105,9 @@ def _rendezvous_store() -> dist.Store | None:
         return None
 
 
-def _refuse_unreached(store: dist.Store | None) -> None:
-    """Raise if ranks of another host have found that they do not reach this one."""
+def _raise_if_unreached(store: dist.Store | None) -> None:
+    """Raise `PeerError` if a rank of another host has written that it cannot connect to this one."""
     if store is not None and store.check([UNREACHED]):
         words = store.get(UNREACHED).decode()
-        store.delete_key(UNREACHED)  # ranks that are started again look anew
+        store.delete_key(UNREACHED)  # restarted ranks must not read it again
         raise PeerError(words)

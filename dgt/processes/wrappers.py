@@ -1,7 +1,7 @@
-"""Models in torch's data parallel wrappers: DDP and FSDP average gradients over all ranks by themselves.
+"""Detection of models wrapped in DDP or FSDP, which average gradients over all ranks by themselves.
 
-Every wrapper that is made after `watch()` is seen by a hook on the registration of submodules; `refuse` says which of
-them holds a parameter. No wrapper is older than the process group, so looking from `dgt.join()` on is enough.
+`watch()` installs a global hook on the registration of submodules, which records every wrapper made from then on;
+`refuse` raises if one holds a given parameter. A wrapper needs a process group: a hook from `dgt.join()` on is enough.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from dgt.errors import ConfigError
 
-if TYPE_CHECKING:  # the `dgt` command asks where it is while torch is still on its way
+if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
     import torch
 
 SHARDED = "FSDP"
-made = 0  # wrappers seen so far
+made = 0  # wrappers recorded so far
 _seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _hooks: list[Any] = []
 
 
-def watch(look_back: bool) -> None:
-    """Notice wrappers from here on, and where a process group was there before dgt, those that exist already."""
+def watch(include_existing: bool) -> None:
+    """Record wrappers from here on; with `include_existing`, if the process group is older than dgt, all others."""
     import torch
 
     if not _hooks:
         _hooks.append(torch.nn.modules.module.register_module_module_registration_hook(_note))
-        if look_back:
+        if include_existing:
             for wrapper in _instances(_classes()):
                 _note(wrapper)
 
@@ -39,7 +39,7 @@ def refuse(parameters: Iterable[torch.nn.Parameter]) -> int:
     given = list(parameters)
     name = _holder(given)
     if name:
-        gc.collect()  # nobody may refer to the wrapper any more
+        gc.collect()  # the wrapper may be garbage that is not collected yet
         name = _holder(given)
     if name:
         raise _refusal(name)
@@ -47,7 +47,7 @@ def refuse(parameters: Iterable[torch.nn.Parameter]) -> int:
 
 
 def refuse_shards() -> None:
-    """Raise if anything is sharded. FSDP replaces parameters, so that a model's old ones get no gradients any more."""
+    """Raise if any module is sharded: FSDP replaces parameters, and those of the optimizer get no more gradients."""
     sharded = _known(("torch.distributed.fsdp", "FullyShardedDataParallel"), ("torch.distributed.fsdp", "FSDPModule"))
     if sharded and next(_instances(sharded), None) is not None:
         raise _refusal(SHARDED)
@@ -62,7 +62,7 @@ def _refusal(name: str) -> ConfigError:
 
 
 def _holder(parameters: list[torch.nn.Parameter]) -> str:
-    """The name of a wrapper that holds one of them, or has put a shard in its place; empty if there is none."""
+    """The name of a wrapper that holds one of them or has replaced it by a shard; empty if there is none."""
     own = {id(parameter) for parameter in parameters}
     shards = _known(("torch.distributed.tensor", "DTensor"), ("torch.distributed.fsdp._flat_param", "FlatParameter"))
     if any(isinstance(parameter, shards) for parameter in parameters):
@@ -88,13 +88,13 @@ def _classes() -> tuple[type, ...]:
 
 
 def _known(*names: tuple[str, str]) -> tuple[type, ...]:
-    """Those of these classes whose modules somebody has imported: that takes a second."""
+    """Those of these classes whose modules are imported already; importing them takes a second."""
     found = (getattr(sys.modules.get(module), name, None) for module, name in names)
     return tuple(kind for kind in found if isinstance(kind, type))
 
 
 def _instances(classes: tuple[type, ...]) -> Iterator[Any]:
-    """Every object refers to its class, where that is written in Python; takes tens of milliseconds."""
+    """All instances of these classes, found as referrers of the class; takes tens of milliseconds."""
     kinds = list(classes)
     for kind in kinds:
         kinds += kind.__subclasses__()

@@ -1,11 +1,17 @@
 """The slow twins: the same algorithms on stacked arrays in one process, with the whole sparse W.
 
-Every distributed run can be repeated here and compared number by number: `states` gives every state of a run.
+Every distributed run can be repeated here and compared number by number: `states` gives every state of a run. The twin
+of `algorithm=x` is `TWIN` of the module `x.py` here, a function
+
+    twin(problem, W, strategy, lr, iterations, *, wire="full", local_steps=1, **settings) -> Iterator[State]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import networkx as nx
 
@@ -18,13 +24,23 @@ from dgt.reference.members import with_returned, without
 from dgt.reference.stacked import StackedProblem, State, StepSize, mix, network_metrics
 
 __all__ = [
-    "StackedProblem", "State", "StepSize", "allreduce", "dsgd", "gradient_tracking", "mix", "network_metrics", "states",
-    "with_returned", "without",
+    "StackedProblem", "State", "StepSize", "Twin", "allreduce", "dsgd", "gradient_tracking", "mix", "named",
+    "network_metrics", "states", "with_returned", "without",
 ]  # fmt: skip
+
+Twin = Callable[..., Iterator[State]]
+
+
+def named(algorithm: str) -> Twin | None:
+    """The twin of `algorithm=x`, if it has one."""
+    if algorithm not in (module.name for module in pkgutil.iter_modules(__path__)):
+        return None
+    found: Twin | None = getattr(importlib.import_module(f"{__name__}.{algorithm}"), "TWIN", None)
+    return found
 
 
 def states(
-    algorithm: str,
+    algorithm: str | Twin,
     problem: StackedProblem,
     graph: nx.Graph,
     weights: Weights,
@@ -35,12 +51,17 @@ def states(
     iterations: int,
     local_steps: int = 1,
     wire: str = "full",
+    **settings: Any,
 ) -> Iterator[State]:
-    """Every state of a run, the start included."""
-    plan = strategy(strategy_name, weights)
-    if algorithm == "allreduce":
-        return allreduce(problem, weights, plan, lr, iterations)
-    W = mixing_matrix(graph, plan.mixing_weights, laziness)
-    if algorithm == "dsgd":
-        return dsgd(problem, W, plan, lr, iterations)
-    return gradient_tracking(problem, W, plan, lr, iterations, local_steps, wire)
+    """Every state of a run, the start included.
+
+    algorithm   its name, or a twin of one's own
+    lr          alpha, or a function of the iteration
+    settings    the algorithm's hyperparameters
+    """
+    twin = named(algorithm) if isinstance(algorithm, str) else algorithm
+    if twin is None:
+        raise ValueError(f"algorithm={algorithm}: no twin, dgt/reference/{algorithm}.py with TWIN")
+    chosen = strategy(strategy_name, weights)
+    W = mixing_matrix(graph, chosen.mixing_weights, laziness)
+    return twin(problem, W, chosen, lr, iterations, wire=wire, local_steps=local_steps, **settings)

@@ -1,13 +1,28 @@
-"""What neighbours hear of a vector: all of it, or changes rounded to a narrower dtype."""
+"""What an exchange makes of a vector: W times it, or of changes that were rounded to a narrower dtype on the way.
+
+mix_z = mixing(W, wire)               # one for every message of the algorithm
+theta = mix_z(z) if exchanges(t, local_steps) else z
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse
 
 from dgt.reference.stacked import Array, mix
+
+
+def mixing(W: scipy.sparse.csr_array, wire: str) -> Callable[[Array], Array]:
+    """What one message of an algorithm goes through at every exchange; it remembers what was sent before."""
+    return Plain(W) if wire == "full" else Compressed(W, wire)
+
+
+def exchanges(t: int, local_steps: int) -> bool:
+    """Whether step t ends with an exchange; else W = I."""
+    return (t + 1) % local_steps == 0
 
 
 @dataclass(slots=True)

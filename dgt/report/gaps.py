@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ def write_all(rows: Rows, topology: TopologyConfig, directory: Path) -> list[Pat
     try:
         written = write(rows, directory)
         for name, optimize in (("adjacency", True), ("adjacency_plain", False)):  # ours, and as the paper draws them
-            drawn = matrices.papers(dataclasses.replace(topology, optimize=optimize))
+            drawn = matrices.papers(topology.replace(optimize=optimize))
             written += matrices.write(drawn, directory / name)
         return written
     except OSError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import networkx as nx
 import numpy as np
 
@@ -52,11 +50,12 @@ def graph_of(run: Run) -> tuple[Weights, nx.Graph] | None:
         graph.add_edges_from(recorded["edges"])
         return np.array(recorded["weights"], dtype=np.float64), graph
     found, section = weights_of(run), run.section("topology")
-    if found is None or section is None:
+    if found is None or section is None or "_target_" in section:  # nothing that a file names is imported
         return None
     try:
-        config = build(TopologyConfig, section, "topology.")
-        return found, graphs.from_config(replace(config, tries=min(config.tries, MOST_TRIES)), found)
+        config = TopologyConfig.from_dict(section)
+        bounded = {"tries": min(config.tries, MOST_TRIES)} if "tries" in config.values else {}
+        return found, graphs.from_config(config.replace(**bounded), found)
     except (ValueError, TypeError):
         return None
 

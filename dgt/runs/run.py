@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from dgt.config import TopologyConfig, WeightsConfig
+from dgt.config import WeightsConfig
+from dgt.config.choices import all_topology_settings
 from dgt.errors import printable
-from dgt.processes.failures import Failure, first
+from dgt.processes.failures import Failure, root_cause
 
 Record = dict[str, Any]
 
@@ -21,7 +22,7 @@ LABEL = ("weights", "topology", "strategy")  # by which runs are called
 LONGEST_WORD = 120
 
 # those to which later versions added keys
-SECTIONS: dict[str, WeightsConfig | TopologyConfig] = {"weights": WeightsConfig(), "topology": TopologyConfig()}
+SECTIONS: dict[str, Record] = {"weights": asdict(WeightsConfig()), "topology": all_topology_settings()}
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Run:
         written = {"name": written} if isinstance(written, str) else written
         if not isinstance(written, dict):
             return None
-        unwritten = {name: value for name, value in asdict(SECTIONS[key]).items() if name != "name"}
+        unwritten = {name: value for name, value in SECTIONS[key].items() if name != "name"}
         if written.get("name") == "tailored":
             unwritten["optimize"] = False
         return {name: value for name, value in (unwritten | written).items() if value is not None}
@@ -90,7 +91,7 @@ class Run:
     @property
     def reason(self) -> Failure | None:
         """The first failing rank's."""
-        return first(self.failures) if self.failures else None
+        return root_cause(self.failures) if self.failures else None
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """(iteration, value) where the metric was measured and is a number."""

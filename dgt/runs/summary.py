@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from dgt.config import Config
 from dgt.runs.lines import Tail
 from dgt.runs.measures import EVALUATION_SHARE, in_words
+from dgt.runs.messages import say
 
 EVALUATION_LIMIT = 0.5  # above this share of the time, say how to spend less
 
@@ -54,4 +54,4 @@ def advise(config: Config, final: Mapping[str, Any]) -> None:
     share = final[EVALUATION_SHARE.metric]
     if share > EVALUATION_LIMIT and hasattr(config.problem, "test_samples"):
         hint = "a larger eval_every or fewer problem.test_samples is quicker"
-        print(f"evaluations took {share:.0%} of the time; {hint}", file=sys.stderr, flush=True)
+        say(f"evaluations took {share:.0%} of the time; {hint}")

@@ -62,49 +62,49 @@ class Ending:
     ) -> None:
         self._session, self._logger, self._show, self._phase, self._again = session, logger, show, phase, again
         self.stopped_at: int | None = None
-        self.begun = False  # this rank has made its last step
+        self.has_begun = False  # this rank has made its last step
         self._answer = ""
 
     @property
     def _iteration(self) -> int:
         return self._session.config.iterations if self.stopped_at is None else self.stopped_at
 
-    def reach(self, saver: Saver | None) -> Stopped | None:
-        """Save, write down how the run ended, and part. All ranks have made their last step and call it together."""
+    def conclude(self, saver: Saver | None) -> Stopped | None:
+        """Save, write the summary, leave the store. All ranks have made their last step and call it together."""
         question = self._session.node.ask("end")
         if saver is None:
-            answer = question.conclude(lambda: self._write_down(UNSAVED))
+            answer = question.answer_by_lowest(lambda: self._write_down(UNSAVED))
             if answer.startswith(BROKEN):
                 raise PeerError(f"node {question.own}: {answer.removeprefix(BROKEN)}")
         else:
             try:
                 answer = saver.conclude(question, self._iteration, self._write_down)
             except StoreError:
-                # gone with rank 0, which commits before it ends: the record is there for all ranks to read, or for none
+                # rank 0 and its store are gone; it commits before it exits, so all ranks find COMMIT, or none does
                 if not saver.writer.outcome(self._iteration):
                     raise
                 answer = SAVED if question.own != question.members[1] else self._write_down(SAVED)
         self._phase("leave")
-        question.part()
+        question.acknowledge()
         return self._over(answer)
 
-    def came_before(self, error: PeerError) -> bool:
-        """Whether the run had ended when a rank was lost; if not, nobody waits for its end any longer.
+    def was_decided_before(self, error: PeerError) -> bool:
+        """Whether all ranks had the answer when one was lost; if not, the question is closed as broken.
 
-        It ends only after all ranks have made their last step. Before that the store is not asked: it may be on the
-        other side of a broken link, and answer after minutes.
+        There is no answer before all ranks have made their last step. Until then the store is not asked: it may be on
+        the other side of a broken link, and answer after minutes.
         """
-        if not self.begun:
+        if not self.has_begun:
             return False
         reason = str(error).partition(": ")[2]
         try:
-            self._answer = self._session.node.ask("end").settle(f"{BROKEN}{reason}")
+            self._answer = self._session.node.ask("end").propose(f"{BROKEN}{reason}")
         except StoreError:
             return False
         return not self._answer.startswith(BROKEN)
 
-    def follow(self) -> Stopped | None:
-        """The end that the others came to."""
+    def outcome(self) -> Stopped | None:
+        """What the others decided."""
         return self._over(self._answer)
 
     def _write_down(self, answer: str) -> str:

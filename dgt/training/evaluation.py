@@ -5,7 +5,6 @@
     consensus            sqrt(1/n sum_i lambda_i |theta_i - average|^2)
     tracking_residual    |sum_i pi_i (y_i - G_i g_i)|: zero but for rounding, unless a message was lost or stale
 
-`average_norm` and `tracking_scale`, the size of what the residual adds up, tell what is rounding (`health.py`).
 `average` is the strategy's own: sum_i pi_i theta_i with pi = 1/n (I) or lambda/n (II).
 Small models are gathered on rank 0, where the sums are taken: one hop, and nobody waits. Large ones are summed
 across the ranks piece by piece, so that no rank ever holds the parameters of another.
@@ -15,7 +14,9 @@ What single nodes measured comes along: their losses, |theta_i - average| and th
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,12 +31,32 @@ GATHER_BYTES = 1 << 20  # per rank
 PIECE = 1 << 21  # numbers summed at a time
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the network has achieved, as rank 0 knows it; arrays have one value per seed, [copies]."""
+
+    metrics: Metrics
+    """To be recorded, by name."""
+    nodes: NodeMetrics
+    """Of every node, [nodes] each."""
+    average_norm: np.ndarray
+    """|average|, against which `health.py` judges how far nodes are apart."""
+    tracking_scale: np.ndarray | None = None
+    """Size of what the tracking residual adds up, against which `health.py` judges rounding; None without trackers."""
+
+    def with_times(self, seconds: float, evaluation_share: float) -> Evaluation:
+        """The same with what it took, in the metrics."""
+        times = {"seconds": seconds, "evaluation_share": evaluation_share}
+        shape = self.average_norm.shape
+        return dataclasses.replace(self, metrics=self.metrics | {k: np.full(shape, v) for k, v in times.items()})
+
+
 def evaluate(
     problem: Problem,
     optimizer: DecentralizedOptimizer,
     extra: Mapping[str, float] | None = None,
     gather_bytes: int = GATHER_BYTES,
-) -> tuple[Metrics, NodeMetrics] | None:
+) -> Evaluation | None:
     """Collective: every rank calls it at the same iteration; rank 0 gets the network's and the nodes' metrics.
 
     `extra` are further quantities of this node whose lambda-weighted mean is wanted.
@@ -63,12 +84,12 @@ def evaluate(
     metrics = problem.summarise(means, average.numpy())
     metrics |= {name: np.full(copies, value) for name, value in of_average.items()}
     metrics["consensus"] = squares[0].sqrt().numpy()
-    metrics["average_norm"] = average.norm(dim=-1).numpy()
     if error is not None:
         metrics["tracking_residual"] = squares[1].sqrt().numpy()
-        metrics["tracking_scale"] = pieces[-1][1:]
     metrics["bytes_sent"] = np.full(copies, pieces[-1][0])
-    return metrics, dict(zip([*plain, "waited", "from_average"], of_nodes.T.numpy(), strict=True))
+    nodes = dict(zip([*plain, "waited", "from_average"], of_nodes.T.numpy(), strict=True))
+    norm = average.norm(dim=-1).numpy()
+    return Evaluation(metrics, nodes, norm, None if error is None else pieces[-1][1:])
 
 
 def _tracking_scale(optimizer: DecentralizedOptimizer, error: torch.Tensor, copies: int) -> list[float]:
@@ -88,7 +109,7 @@ def _measure_average(problem: Problem, network: Network) -> dict[str, float]:
     node = network.node
     with network.average(problem.model, problem.recalibration()):
         parts = problem.measure_average(node.rank, node.size)
-    totals = node.sum(torch.tensor(list(parts.values()), dtype=torch.float64))
+    totals = node.all_reduce(torch.tensor(list(parts.values()), dtype=torch.float64))
     return dict(zip(parts, totals.tolist(), strict=True))
 
 
@@ -101,7 +122,7 @@ def _gathered(
 ) -> Parts:
     """Every rank hands rank 0 its numbers; the result means something there only."""
     flat = [vector.double().cpu().flatten() for vector in [*vectors, theta]]
-    rows = node.collect(torch.cat([torch.tensor([share], dtype=torch.float64), small, own, *flat]))
+    rows = node.gather(torch.cat([torch.tensor([share], dtype=torch.float64), small, own, *flat]), dst=0)
     if rows is None:
         return small, flat[0], [], own
     sizes = [1, small.numel(), own.numel(), *(vector.numel() for vector in flat)]
@@ -121,13 +142,13 @@ def _summed(
     kept = []
     for start in range(0, theta.shape[1], length):
         part = slice(start, start + length)
-        average, *errors = (node.sum(vector[:, part].contiguous()) for vector in vectors)
+        average, *errors = (node.all_reduce(vector[:, part].contiguous()) for vector in vectors)
         squares[0] += share * (theta[:, part] - average).square().sum(-1, dtype=torch.float64).cpu()
         for total, error in zip(squares[1:], errors, strict=True):
             total += error.square().sum(-1, dtype=torch.float64).cpu()
         if node.is_main:
             kept.append(average.cpu())
-    of_nodes = node.collect(torch.cat([own, (squares[0][:1] / share).sqrt()]))
-    squares[0] = node.sum(squares[0])
+    of_nodes = node.gather(torch.cat([own, (squares[0][:1] / share).sqrt()]), dst=0)
+    squares[0] = node.all_reduce(squares[0])
     average = torch.cat(kept, dim=1) if kept else small
-    return node.sum(small), average, squares, own if of_nodes is None else of_nodes
+    return node.all_reduce(small), average, squares, own if of_nodes is None else of_nodes

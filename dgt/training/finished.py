@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from dgt.runs.lines import records_in
 from dgt.runs.measures import in_words
 
 MOST_SUMMARY = 2**20
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Finished:
 
     def show(self, how: str) -> None:
         """Say so, and again what the run said at its end: as text, json or nothing."""
-        print(f"dgt: {self}", file=sys.stderr, flush=True)
+        log.info("%s", self)
         final = self.summary["final"]
         text = f"iteration {final['iteration']}  {printable(in_words(final))}\nrun directory  {self.run_dir}"
         if how != "nothing":

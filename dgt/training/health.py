@@ -20,7 +20,7 @@ from dgt.network.theory import largest_step
 if TYPE_CHECKING:
     from dgt.config import Config
     from dgt.network.weights import Weights
-    from dgt.runs.measures import Metrics
+    from dgt.training.evaluation import Evaluation
     from dgt.training.session import Session
 
 ROUNDINGS = 200  # what is tolerated, in multiples of eps sqrt(t) of the size of what is tracked
@@ -47,13 +47,13 @@ class Health:
         dtype = session.optimizer.flat.values.dtype
         return cls(session.config, session.graph, session.weights, session.problem.smoothness, dtype)
 
-    def look(self, iteration: int, metrics: Metrics) -> None:
-        """Rank 0 calls it with everything that was measured; `tracking_scale` and `average_norm` are taken out."""
-        scale, norm = metrics.pop("tracking_scale", None), metrics.pop("average_norm")
+    def check(self, iteration: int, evaluation: Evaluation) -> None:
+        """Rank 0 calls it with everything that was measured."""
+        metrics = evaluation.metrics
         self._loss(iteration, metrics.get("loss"))
-        self._consensus(iteration, metrics["consensus"], norm)
-        if scale is not None:
-            self._residual(iteration, metrics["tracking_residual"], scale)
+        self._consensus(iteration, metrics["consensus"], evaluation.average_norm)
+        if evaluation.tracking_scale is not None:
+            self._residual(iteration, metrics["tracking_residual"], evaluation.tracking_scale)
         self.sound_until = iteration
 
     def _loss(self, iteration: int, loss: np.ndarray | None) -> None:

@@ -21,13 +21,13 @@ def mixing_matrix_of(network: Network) -> scipy.sparse.csr_array | None:
     row = torch.zeros(network.node.size, dtype=torch.float64)
     row[network.node.rank] = network.row.own
     row[list(network.row.neighbours)] = torch.tensor(list(network.row.neighbours.values()), dtype=torch.float64)
-    rows = network.node.collect(row)
+    rows = network.node.gather(row, dst=0)
     return None if rows is None else scipy.sparse.csr_array(rows.numpy())
 
 
 def environment(node: Node, config: Config) -> dict[str, Any] | None:
     """Versions, hosts and devices of this run, on rank 0; None elsewhere. All ranks call it."""
-    hosts = node.collect(torch.tensor(host_number()))
+    hosts = node.gather(torch.tensor(host_number()), dst=0)
     if hosts is None:
         return None
     device = torch.cuda.get_device_name(node.device) if node.device.type == "cuda" else node.device.type

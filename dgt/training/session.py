@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -11,74 +10,72 @@ import networkx as nx
 import torch
 
 from dgt import algorithms, problems
+from dgt.algorithms import DecentralizedOptimizer
 from dgt.config import Config
-from dgt.errors import ConfigError, PeerError, TrainingError
+from dgt.errors import PeerError, TrainingError
 from dgt.exchange.buffers import MixedBuffers
 from dgt.exchange.network import Network, network_facts
 from dgt.network import mixing
-from dgt.network.members import among, row_among
-from dgt.network.mixing import MixingRow
+from dgt.network.members import among
 from dgt.network.weights import Weights
 from dgt.problems import Problem
-from dgt.processes.agreement import agree, together
-from dgt.processes.environment import cache_dir
 from dgt.processes.node import Node
-from dgt.training.checkpoints.state import Tree, random_state, restore_random_state, seed_generators
+from dgt.training.checkpoints.state import Tree, random_state, restore_random_state
+from dgt.training.evaluation import Evaluation, evaluate
+from dgt.training.setup import row_of_members
 
-LOCAL_KEYS = ("root",)  # hosts may keep their data in different places
 MEMBERS = "members"  # the fact that names the nodes of a checkpoint, where some are lost
 MAY_DIFFER = ("iterations", "transport", "overlap", "placement")  # on resume: the numbers do not depend on them
 
 
 class Session:
-    """Made together by all ranks."""
+    """Made by `trainer.train`, by all ranks together.
 
-    def __init__(self, config: Config, node: Node, weights: Weights, graph: nx.Graph, seeds: Sequence[int]) -> None:
-        self.config, self.node, self.seeds = config, node, seeds
-        self.whole = graph, weights  # of all nodes, those that are lost included
+    weights, graph  of the whole network, nodes that are lost included
+    network         this node's connections to those who are there
+    seeds           trained side by side in the problem's model
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Weights,
+        graph: nx.Graph,
+        network: Network,
+        problem: Problem,
+        optimizer: DecentralizedOptimizer,
+        seeds: Sequence[int],
+    ) -> None:
+        self.config, self.node, self.network, self.problem, self.seeds = config, network.node, network, problem, seeds
+        self.whole = graph, weights
+        self.graph, self.weights = self.whole if self.is_whole else among(*self.whole, self.node.members)
         self.returned = ""  # which nodes came back when the run was resumed, in words
-        agree(node, run_facts(config, seeds))
-        settings = (config.strategy.name, config.laziness, config.transport, config.crc)
-        if self.is_whole:
-            self.graph, self.weights = graph, weights
-            self.network = Network(node, graph, weights, *settings)
-        else:
-            self.graph, self.weights = among(*self.whole, node.members)
-            self.network = Network(node, self.graph, self.weights, *settings, self._row())
-        seed_generators(seeds[0])  # whatever a model starts from is the same on all nodes
-        self.problem = together(node, lambda: self._make_problem(weights))
-        if not self.is_whole:
-            self.problem.go_on_with(node.members, self.weights)
-        seed_generators(seeds[0], node.name + 1)  # dropout and the like are not
-        self.clock, self.losses = Clock(), IntervalLoss(node.name)
-        self.start_optimizer()
+        self.clock, self.losses = Clock(), IntervalLoss(self.node.name)
+        self._use(optimizer)
 
     @property
     def is_whole(self) -> bool:
         """Whether all nodes of the network are there."""
         return self.node.size == self.whole[1].size
 
-    def _row(self) -> MixingRow:
-        config, node = self.config, self.node
-        whole = mixing.checked(*self.whole, self.whole[1].size)
-        return row_among(*whole, config.strategy.name, config.laziness, node.members, node.name)
+    def _use(self, optimizer: DecentralizedOptimizer) -> None:
+        self.optimizer = optimizer
+        self.buffers = MixedBuffers(self.problem.model, self.network) if self.problem.mixes_buffers else None
 
-    def _make_problem(self, weights: Weights) -> Problem:
-        config, node = self.config, self.node
-        problem = problems.from_config(config, weights, node.name, self.seeds, node.device, cache_dir())
-        if config.bucket_mb and not problem.uses_autograd:
-            raise ConfigError(
-                f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"
-            )
-        return problem
-
-    def start_optimizer(self, iteration: int = 0) -> None:
+    def restart_optimizer(self, iteration: int) -> None:
         """A new optimizer, and with it new trackers, at the model's parameters."""
         model, network = self.problem.model, self.network
         optimizer = algorithms.from_config(self.config, self.problem.parameters(), model, network)
         optimizer.iteration = iteration
-        self.optimizer = optimizer
-        self.buffers = MixedBuffers(model, network) if self.problem.mixes_buffers else None
+        self._use(optimizer)
+
+    def evaluate(self) -> Evaluation | None:
+        """What the network has achieved, on rank 0; None elsewhere. All ranks call it at the same iteration."""
+        self.clock.evaluating()
+        evaluation = evaluate(self.problem, self.optimizer, self.losses.mean())
+        self.losses.clear()
+        self.clock.resume()
+        return evaluation and evaluation.with_times(self.clock.training, self.clock.evaluation_share)
 
     def regroup(self) -> str:
         """Meet those who are left and start their network, with new trackers at everybody's own parameters.
@@ -95,7 +92,7 @@ class Session:
     def _regroup_once(self, before: list[int]) -> str:
         self.optimizer.close()
         self.node.close_connections()
-        iteration = self.optimizer.iteration = self.node.reunite(self.optimizer.iteration)
+        iteration = self.optimizer.iteration = self.node.agree_on_survivors(self.optimizer.iteration)
         words = _loss_in_words(before, self.node.members, iteration)
         graph, weights = among(*self.whole, self.node.members)
         # before connecting: a rank still connecting when the others exit would take them for lost, and train alone
@@ -103,11 +100,12 @@ class Session:
             names = self.node.members
             pieces = [sorted(names[rank] for rank in piece) for piece in nx.connected_components(graph)]
             raise TrainingError(f"{words}, and the network falls apart: {' and '.join(map(str, pieces))}")
-        self.node.meet_again()
-        self.network = self.network.among(graph, weights, self._row())
+        self.node.reconnect()
+        row = row_of_members(self.config, self.node, self.whole[1], self.whole[0])
+        self.network = self.network.among(graph, weights, row)
         self.graph, self.weights = graph, weights
         self.problem.go_on_with(self.node.members, weights)
-        self.start_optimizer(iteration)
+        self.restart_optimizer(iteration)
         self.losses.keep_if_all_have(self.node)
         return f"{words}; {self.node.size} nodes go on for their own objective, trackers start anew"
 
@@ -189,7 +187,7 @@ class IntervalLoss:
 
     def keep_if_all_have(self, node: Node) -> None:
         """Ranks that were at different points of a step go on from one: an evaluation takes all losses, or none."""
-        if int(node.sum(torch.tensor([bool(self.mean())], dtype=torch.int64))) < node.size:
+        if int(node.all_reduce(torch.tensor([bool(self.mean())], dtype=torch.int64))) < node.size:
             self.losses, self._evaluated = [], []
 
 
@@ -224,14 +222,16 @@ def _loss_in_words(before: list[int], members: list[int], iteration: int) -> str
 
 def run_facts(config: Config, seeds: Sequence[int]) -> dict[str, str]:
     """What all ranks must have been started with alike, besides the network itself."""
-    problem = dataclasses.asdict(config.problem)
+    problem, local = config.problem, problems.class_of(config).local_settings
+    values = problem.values if problem.target is None else {"target": problem.target, "arguments": problem.values}
     return {
         "seed": ", ".join(map(str, seeds)),
-        "algorithm": config.algorithm.name,
+        **config.algorithm.facts(),
         "lr": repr(config.lr),
         "iterations": f"{config.iterations}, evaluated every {config.eval_every}",
         "dtype": config.dtype,
         "transport": config.transport,
         "overlap": f"{config.overlap}",
-        **{f"problem.{name}": str(value) for name, value in problem.items() if name not in LOCAL_KEYS},
+        "problem.name": problem.name,
+        **{f"problem.{name}": str(value) for name, value in values.items() if name not in local},
     }

@@ -1,9 +1,10 @@
-"""From a config to the network it names: how many nodes, which weights, which graph, which rank is which node."""
+"""The steps of `trainer.train` before its loop: from a config to the network it names, to this node's connections, its
+problem and its place among the ranks."""
 
 from __future__ import annotations
 
-import dataclasses
-import sys
+import logging
+from collections.abc import Sequence
 
 import networkx as nx
 import torch
@@ -11,15 +12,21 @@ import torch
 from dgt import problems
 from dgt.config import Config
 from dgt.errors import ConfigError
-from dgt.network import graphs, hosts, weights
-from dgt.network.mixing import edge_array
+from dgt.exchange.network import Network
+from dgt.network import graphs, hosts, mixing, topologies, weights
+from dgt.network.members import among, row_among
+from dgt.network.mixing import MixingRow, edge_array
 from dgt.network.weights import Weights
-from dgt.processes.environment import host_number
-from dgt.processes.join import settle
+from dgt.problems import Problem
+from dgt.processes.agreement import together
+from dgt.processes.environment import cache_dir, host_number
+from dgt.processes.join import choose_device_and_backend
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
+from dgt.training.checkpoints.state import seed_generators
 
 DEFAULT_NODES = 16
+log = logging.getLogger(__name__)
 
 
 def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) -> tuple[Weights, nx.Graph]:
@@ -31,45 +38,86 @@ def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) 
     """
     launched = placement.size if placement.launcher != "alone" else None
     by_data = config.weights.name == "data_size"
-    shards = len(getattr(config.problem, "sizes", None) or []) if by_data else 0
+    shards = len(config.problem.values.get("sizes") or []) if by_data and config.problem.target is None else 0
     nodes = config.nodes or weights.own_length(config.weights) or shards or launched or DEFAULT_NODES
     node_weights = weights.from_config(config.weights, nodes, problems.data_sizes(config, nodes) if by_data else None)
     may_be_left = config.resume != "none" and not config.warm_start and launched is not None and launched < nodes
     if launched is not None and launched != nodes and not may_be_left:
         raise ConfigError(f"world size {launched}: this network has {nodes} nodes; start {nodes} ranks, one per node")
-    topology = dataclasses.replace(config.topology, optimize=False) if as_drawn else config.topology
+    topology = topologies.as_drawn(config.topology) if as_drawn else config.topology
     return node_weights, graphs.from_config(topology, node_weights)
 
 
-def shared_network(config: Config, node: Node) -> tuple[Weights, nx.Graph]:
-    """The network of a run, on every rank; `topology.optimize` is done by rank 0 alone, which tells the others.
+def final_graph(config: Config, node: Node, weights: Weights, drawn: nx.Graph) -> nx.Graph:
+    """The graph of a run, on every rank; `topology.optimize` is done by rank 0 alone, which sends the edges.
 
     64 ranks on two cores would spend a minute on what takes one of them a second; and they need not trust their
-    processors to round alike.
+    processors to round alike. All ranks call it.
     """
-    node_weights, graph = network_of(config, node.placement, as_drawn=True)
-    if config.topology.name != "tailored" or not config.topology.optimize:
-        return node_weights, graph
-    edges = torch.zeros(graph.number_of_edges(), 2, dtype=torch.int64)
+    if not topologies.is_slow(config.topology):
+        return drawn
+    edges = torch.zeros(drawn.number_of_edges(), 2, dtype=torch.int64)
     if node.is_main:
-        edges += torch.from_numpy(edge_array(graphs.from_config(config.topology, node_weights)))
-    shared = nx.empty_graph(node_weights.size)
-    shared.add_edges_from(node.sum(edges).tolist())
-    return node_weights, shared
+        edges += torch.from_numpy(edge_array(graphs.from_config(config.topology, weights)))
+    graph = nx.empty_graph(weights.size)
+    graph.add_edges_from(node.all_reduce(edges).tolist())
+    return graph
 
 
-def take_places(node: Node, graph: nx.Graph) -> None:
-    """Renumber the ranks so that few edges run between hosts; rank 0 stays what it is. All ranks call it."""
-    host_of_rank = node.gather(torch.tensor(host_number())).tolist()
+def place_ranks(config: Config, node: Node, weights: Weights, graph: nx.Graph) -> None:
+    """placement=graph: renumber the ranks so that few edges run between hosts; rank 0 stays what it is.
+
+    All ranks call it.
+    """
+    if config.placement != "graph":
+        return
+    here, _ = among(graph, weights, node.members)
+    host_of_rank = node.all_gather(torch.tensor(host_number())).tolist()
     node_of_rank = torch.zeros(node.size, dtype=torch.int64)
     if node.is_main:
-        placed = hosts.place(graph, host_of_rank)
-        before, after = (hosts.edges_between(graph, order, host_of_rank) for order in (range(node.size), placed))
-        edges, many = graph.number_of_edges(), len(set(host_of_rank))
-        words = f"{after} of {edges} edges run between {many} hosts, {before} without it"
-        print(f"dgt: placement=graph: {words}", file=sys.stderr, flush=True)
+        placed = hosts.place(here, host_of_rank)
+        before, after = (hosts.edges_between(here, order, host_of_rank) for order in (range(node.size), placed))
+        between = f"{len(set(host_of_rank))} hosts, {before} without it"
+        log.info("placement=graph: %d of %d edges run between %s", after, here.number_of_edges(), between)
         node_of_rank += torch.tensor(placed)
-    places = node.sum(node_of_rank).tolist()
+    places = node.all_reduce(node_of_rank).tolist()
     if places != list(range(node.size)):
-        node.renumber(places[node.rank])
-        settle(node, node.backend, node.device.type)
+        node.change_rank(places[node.rank])
+        choose_device_and_backend(node, node.backend, node.device.type)
+
+
+def connect(config: Config, node: Node, weights: Weights, graph: nx.Graph) -> Network:
+    """This node's connections and mixing row, from what its neighbours tell; among those who are there, if not all are.
+
+    All ranks call it.
+    """
+    settings = (config.strategy.name, config.laziness, config.transport, config.crc)
+    if node.size == weights.size:
+        return Network(node, graph, weights, *settings)
+    left, weights_left = among(graph, weights, node.members)
+    return Network(node, left, weights_left, *settings, row_of_members(config, node, weights, graph))
+
+
+def row_of_members(config: Config, node: Node, weights: Weights, graph: nx.Graph) -> MixingRow:
+    """This node's mixing row where some nodes of the network are lost."""
+    whole = mixing.checked(graph, weights, weights.size)
+    return row_among(*whole, config.strategy.name, config.laziness, node.members, node.name)
+
+
+def make_problem(config: Config, node: Node, weights: Weights, seeds: Sequence[int]) -> Problem:
+    """This node's data, model and loss; the models of all nodes start alike. All ranks call it."""
+
+    def make() -> Problem:
+        problem = problems.from_config(config, weights, node.name, seeds, node.device, cache_dir())
+        if config.bucket_mb and not problem.uses_autograd:
+            raise ConfigError(
+                f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"
+            )
+        return problem
+
+    seed_generators(seeds[0])
+    problem = together(node, make)
+    if node.size != weights.size:
+        problem.go_on_with(node.members, among(nx.empty_graph(weights.size), weights, node.members)[1])
+    seed_generators(seeds[0], node.name + 1)  # dropout and the like differ between nodes
+    return problem

@@ -100,10 +100,7 @@ def test_baselines_in_a_loop_of_ones_own_equal_the_twin_at_every_step(name: str,
     ranks = run_ranks(Loop(name, strategy_name), 3)
     weights = np.array([1.0, 2.0, 3.0]) / 2
     plan = strategy(strategy_name, weights)
-    if name == "DSGD":
-        W = mixing_matrix(dgt.graphs.ring(3), plan.mixing_weights, 0.3)
-        states = reference.dsgd(Stacked(), W, plan, LR, 6)
-    else:
-        states = reference.allreduce(Stacked(), weights, plan, LR, 6)
+    W = mixing_matrix(dgt.graphs.ring(3), plan.mixing_weights, 0.3)
+    states = (reference.dsgd if name == "DSGD" else reference.allreduce)(Stacked(), W, plan, LR, 6)
     for state in states:
         assert np.allclose([ranks[rank][state.iteration] for rank in range(3)], state.theta, atol=1e-14)

@@ -15,6 +15,7 @@ from dgt.config import Config
 from dgt.config.compose import compose, search_override
 from dgt.config.fragment import fragment, overrides_of, write
 from dgt.errors import ConfigError
+from dgt.network.topologies import PROPOSED
 
 QUICK = ["iterations=60", "seeds=2"]
 
@@ -29,7 +30,7 @@ def test_every_graph_with_both_strategies_the_better_ones_first() -> None:
     answer = planned("weights=A")
     assert len(answer["rows"]) == 12
     first, last = answer["rows"][:6], answer["rows"][6:]
-    assert {row["topology"] for row in first} == set(planning.CANDIDATES)
+    assert {row["topology"] for row in first} == set(PROPOSED)
     for row in first:
         other = next(other for other in last if other["topology"] == row["topology"])
         assert row["strategy"] != other["strategy"]
@@ -39,7 +40,7 @@ def test_every_graph_with_both_strategies_the_better_ones_first() -> None:
     assert report.reason(answer).startswith(f"Strategy {best['strategy']} on {best['topology']}: ")
     words = report.text(answer)
     assert "\ndgt train weights=A topology=" in words
-    assert all(name in words for name in planning.CANDIDATES)
+    assert all(name in words for name in PROPOSED)
 
 
 def test_equal_weights_are_said_to_leave_the_strategy_open() -> None:

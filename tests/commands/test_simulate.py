@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from dgt.commands.simulate.twin import check, evaluations, simulate, traffic
-from dgt.config import LeastSquaresConfig
 from dgt.config.compose import compose
 from dgt.errors import AlarmError, ConfigError
 from dgt.network import graphs, weights
 from dgt.problems import least_squares
-from dgt.problems.least_squares import LeastSquares
+from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings
 from dgt.processes.placement import Placement
 from dgt.training.setup import network_of
 
@@ -57,14 +56,14 @@ def test_five_thousand_nodes_reach_the_optimum_of_the_weighted_problem() -> None
         ]
     )
     node_weights, graph = network_of(config, Placement("alone"))
-    (_, start, _), _, (_, last, _) = evaluations(config, node_weights, graph, [0])
-    assert last["distance"][0] < 1e-3 * start["distance"][0]
-    assert last["tracking_residual"][0] < 1e-12
+    (_, start), _, (_, last) = evaluations(config, node_weights, graph, [0])
+    assert last.metrics["distance"][0] < 1e-3 * start.metrics["distance"][0]
+    assert last.metrics["tracking_residual"][0] < 1e-12
 
 
 @pytest.mark.parametrize("nodes", [range(0, 1), range(1500, 1501), range(1000, 2100)])
 def test_a_nodes_numbers_do_not_depend_on_who_is_drawn_with_it(nodes: range) -> None:
-    config, seeds = LeastSquaresConfig(dimension=3), [0, 5]
+    config, seeds = LeastSquaresSettings(dimension=3), [0, 5]
     everyone, some = LeastSquares(config, seeds, range(2500)), LeastSquares(config, seeds, nodes)
     for name in ("curvature", "center", "start"):
         assert np.array_equal(getattr(some, name), getattr(everyone, name)[nodes.start : nodes.stop])
@@ -73,7 +72,7 @@ def test_a_nodes_numbers_do_not_depend_on_who_is_drawn_with_it(nodes: range) -> 
 
 
 def test_noise_is_drawn_as_before_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = LeastSquaresConfig()
+    config = LeastSquaresSettings()
     monkeypatch.setattr(least_squares, "BLOCK", 7)
     blocks = LeastSquares(config, [3], range(40)).noise(17)
     whole = least_squares.gaussians(3, least_squares.NOISE, 1, range(40), 160)[:, 10:20]

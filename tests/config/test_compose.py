@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dgt.config import Cifar10Config, Config, CustomConfig
+from dgt.config import Config, ProblemConfig
 from dgt.config.compose import compose, conf_dir, expand, groups, search_override
 from dgt.config.compose import swept as swept_in
 from dgt.errors import ConfigError
@@ -16,7 +16,11 @@ def test_the_files_compose_to_the_dataclass_defaults() -> None:
 
 @pytest.mark.parametrize(("group", "choice"), FILES)
 def test_every_file_in_conf_composes(group: str, choice: str) -> None:
-    needed = {"file": [f"{group}.path=x"], "list": [f"{group}.values=[1,2]"], "custom": ["problem._target_=a.B"]}
+    needed = {
+        "file": [f"{group}.path=x"],
+        "list": [f"{group}.values=[1,2]"],
+        "custom": [f"{group}._target_=a.B", f"{group}.name=custom"],
+    }
     config = compose([f"{group}={choice}", *needed.get(choice, [])])
     assert group == "experiment" or getattr(config, group).name == {"auto": "A"}.get(choice, choice)
     assert Config.from_dict(config.to_dict()) == config
@@ -26,7 +30,9 @@ def test_experiments_are_the_papers() -> None:
     for name, weights in (("a", "A"), ("b", "B"), ("c", "C")):
         config = compose([f"experiment=cifar10_{name}"])
         assert (config.weights.name, config.seeds, config.eval_every) == (weights, list(range(6)), 30)
-        assert config.problem == Cifar10Config(model="resnet18", batch=128, weight_decay=5e-4, norm="batch")
+        assert config.problem == ProblemConfig(
+            name="cifar10", model="resnet18", batch=128, weight_decay=5e-4, norm="batch"
+        )
     assert compose(["experiment=cifar10_cpu", "topology=tailored", "problem.batch=8"]).problem.batch == 8
 
 
@@ -35,7 +41,7 @@ def test_a_folder_of_ones_own_adds_choices(tmp_path: Path) -> None:
     (tmp_path / "problem" / "mine.yaml").write_text("_target_: my.Problem\nwidth: 3\n")
     mine = [search_override(tmp_path), "problem=mine"]
     config = compose([*mine, "problem.depth=2", "problem.width=5"])
-    assert config.problem == CustomConfig(name="Problem", target="my.Problem", arguments={"width": 5, "depth": 2})
+    assert config.problem == ProblemConfig(name="Problem", _target_="my.Problem", width=5, depth=2)
     assert [compose(run).lr for run in expand([*mine, "lr=0.1,0.2"])] == [0.1, 0.2]
     with pytest.raises(ConfigError, match="problem=mien: did you mean mine"):
         compose([search_override(tmp_path), "problem=mien"])

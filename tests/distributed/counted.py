@@ -16,7 +16,8 @@ import torch
 from dgt.commands.bench.job import BenchConfig, build
 from dgt.commands.bench.presets import workload
 from dgt.commands.bench.variants import Variant
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.network import graphs
 from dgt.processes.node import Node
 
@@ -54,7 +55,7 @@ class Count:
 
     def _both(self, variant: Variant, node: Node) -> list[float]:
         node.barrier()  # what ranks sent before it has left
-        said = node.sum(torch.tensor(float(variant.bytes_sent()), dtype=torch.float64)).item()
+        said = node.all_reduce(torch.tensor(float(variant.bytes_sent()), dtype=torch.float64)).item()
         counted = float(loopback_bytes()) if node.is_main else 0.0
         node.barrier()
         return [said, counted]

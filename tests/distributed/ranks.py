@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 
 DGT = [sys.executable, "-m", "dgt"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

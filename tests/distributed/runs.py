@@ -10,13 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import torch
 
 from dgt.config import Config
 from dgt.config.compose import compose
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
+from dgt.network.weights import Weights
+from dgt.processes.node import Node
+from dgt.processes.placement import Placement
+from dgt.training import trainer
 from dgt.training.checkpoints.files import Commit, committed, read_rank
+from dgt.training.guard import Guard, Loop
 from dgt.training.jobs import TrainJob
+from dgt.training.session import Session
+from dgt.training.setup import network_of
 from tests.distributed.processes import until
 from tests.distributed.ranks import DGT
 
@@ -39,7 +48,29 @@ def train(run_dir: Path, *overrides: str) -> None:
     config = configured(run_dir, *overrides)
     nodes = len(config.weights.values or []) or config.nodes
     assert nodes is not None
-    start_ranks(TrainJob(config, "nothing"), nodes, JoinOptions.from_config(config))
+    start_ranks(job_of(config), nodes, JoinOptions.from_config(config))
+
+
+def job_of(config: Config) -> TrainJob:
+    """What `dgt train` hands to its ranks, nothing printed at the end."""
+    return TrainJob(config, *network_of(config, Placement("alone"), as_drawn=True), "nothing")
+
+
+class Assembled(Guard):
+    """In place of the loop: the session that `train` has put together."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: None)
+
+    def run(self, session: Session, loop: Loop) -> Any:
+        return session
+
+
+def session_of(config: Config, node: Node, weights: Weights, graph: nx.Graph) -> Session:
+    """A node that is ready for its first step; all ranks call it."""
+    session: Any = trainer.train(config, node, weights, graph, Assembled())
+    assert isinstance(session, Session)
+    return session
 
 
 def start_long_run(run: Path, *overrides: str, launcher: Sequence[str] = DGT) -> subprocess.Popen[str]:

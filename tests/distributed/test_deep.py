@@ -23,6 +23,7 @@ from dgt.problems import Problem
 from dgt.processes.environment import cache_dir
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
+from dgt.training.guard import Guard
 from dgt.training.setup import network_of
 from dgt.training.trainer import train
 from tests.distributed.conftest import Said
@@ -146,10 +147,11 @@ class Train:
     def run(self, node: Node) -> list[tuple[int, dict[str, float]]]:
         records: list[tuple[int, dict[str, float]]] = []
         weights, graph = network_of(self.config, node.placement)
-        train(
-            self.config, node, weights, graph,
-            lambda t, metrics, nodes: records.append((t, {name: float(value[0]) for name, value in metrics.items()})),
-        )  # fmt: skip
+
+        def record(t: int, metrics: dict[str, np.ndarray], nodes: dict[str, np.ndarray]) -> None:
+            records.append((t, {name: float(value[0]) for name, value in metrics.items()}))
+
+        train(self.config, node, weights, graph, Guard(record))
         return records
 
 

@@ -18,7 +18,7 @@ import dgt
 from tests.distributed.processes import commands_with, until
 from tests.distributed.ranks import DGT, TORCHRUN, command
 from tests.distributed.runs import NOISY, lines_of, metrics
-from tests.distributed.test_readme import LINES
+from tests.pages import LINES
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.heavy]
 
@@ -76,10 +76,10 @@ def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
 
 
 def torchrun(port: int, *arguments: str) -> list[str]:
-    """The README's line, with half as many ranks."""
-    (line,) = [line for line in LINES if line.startswith("torchrun --nnodes")]
+    """The line of docs/clusters.md, with half as many ranks."""
+    (line,) = [line for line in LINES if line.startswith("torchrun --nnodes") and " dgt train " in line]
     words = line.replace("--nproc-per-node 8", "--nproc-per-node 4").replace("29500", str(port)).split()
-    return [*TORCHRUN, *words[1:-1], *arguments]
+    return [*TORCHRUN, *words[1 : words.index("train") + 1], *arguments]
 
 
 def wait_for_lines(path: Path, lines: int, processes: list[subprocess.Popen[str]]) -> None:

@@ -15,6 +15,7 @@ import torch
 
 import dgt
 from dgt import reference
+from dgt.algorithms import DecentralizedOptimizer
 from dgt.errors import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.processes.node import Node
@@ -59,6 +60,7 @@ class Loop:
     set_to_none: bool = True
     reload: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    algorithm: type[DecentralizedOptimizer] = dgt.GradientTracking
 
     def build(self, node: int) -> tuple[Net, torch.Tensor, torch.Tensor]:
         torch.manual_seed(node)  # every node starts elsewhere
@@ -89,7 +91,7 @@ class Loop:
         model, x, y = self.build(node.rank)
         forward = torch.compile(model, backend="aot_eager") if self.compiled else model
         network = dgt.Network(node, dgt.graphs.ring(node.size), WEIGHTS, self.strategy)
-        make = lambda: dgt.GradientTracking(  # noqa: E731
+        make = lambda: self.algorithm(  # noqa: E731
             self.parameters(model), lr=LR, network=network, model=model, **self.options
         )
         optimizer = make()
@@ -126,8 +128,9 @@ class Loop:
         plan = strategy(self.strategy, dgt.weights.normalise(WEIGHTS))
         W = mixing_matrix(dgt.graphs.ring(NODES), plan.mixing_weights)
         stacked = Stacked(self)
-        traffic = {key: value for key, value in self.options.items() if key in ("wire", "local_steps")}
-        states = reference.gradient_tracking(stacked, W, plan, stacked.lr, STEPS, **traffic)
+        options = {key: value for key, value in self.options.items() if key not in ("overlap", "bucket_mb")}
+        twin = self.algorithm.twin or reference.named(self.algorithm.__module__.rpartition(".")[2])
+        states = twin(stacked, W, plan, stacked.lr, STEPS, **options)
         return [state.theta for state in states][1:]
 
 
@@ -193,7 +196,10 @@ FEATURES = {
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_feature_on_ranks_equals_the_twin(feature: str) -> None:
-    loop = FEATURES[feature]
+    assert_equals_the_twin(FEATURES[feature])
+
+
+def assert_equals_the_twin(loop: Loop) -> None:
     traces = run_ranks(loop, NODES)
     for t, theta in enumerate(loop.twin()):
         for node in range(NODES):
@@ -304,7 +310,7 @@ class Average:
         with network.average(model):
             inside = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         restored = all(torch.equal(own[name], tensor) for name, tensor in model.state_dict().items())
-        network.save_average(self.path)
+        network.save_average(self.path, model)
         return {"own": own, "inside": inside, "restored": restored}
 
 

@@ -22,7 +22,8 @@ from dgt.errors import LaunchError, PeerError
 from dgt.exchange import shared
 from dgt.exchange.shared import Board
 from dgt.launching import forkserver
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.processes.node import Node
 from tests.distributed.processes import descendants
 from tests.distributed.runs import train
@@ -87,7 +88,7 @@ def test_children_of_a_killed_rank_do_not_keep_it_alive(transport: str, tmp_path
     the workers had noticed it, or after the timeout, where it had started a program."""
     try:
         with pytest.raises(LaunchError, match="rank 1 was killed"):
-            start_ranks(Parent(str(tmp_path), transport), 3, JoinOptions(device="cpu", timeout=12, lenient=True))
+            start_ranks(Parent(str(tmp_path), transport), 3, JoinOptions(device="cpu", timeout=12, tolerates_loss=True))
         for rank in (0, 2):
             assert "neighbour 1 is gone" in (tmp_path / f"noticed-{rank}").read_text()
     finally:
@@ -130,7 +131,7 @@ class HalfPublished:
 def test_a_rank_killed_before_it_rings_its_neighbours_bells_stalls_nobody(call: str, tmp_path: Path) -> None:
     """All messages were there, so that nobody was missed, and no bell ever rang: its neighbours waited for ever."""
     with pytest.raises(LaunchError, match="rank 1 was killed"):
-        start_ranks(HalfPublished(call, str(tmp_path)), 3, JoinOptions(device="cpu", timeout=4, lenient=True))
+        start_ranks(HalfPublished(call, str(tmp_path)), 3, JoinOptions(device="cpu", timeout=4, tolerates_loss=True))
     for rank in (0, 2):
         assert "neighbour 1 is gone" in (tmp_path / f"noticed-{rank}").read_text()
 
@@ -146,7 +147,7 @@ class Stops:
 def test_a_rank_that_stays_stopped_does_not_keep_the_launcher(capfd: pytest.CaptureFixture[str]) -> None:
     """With on_peer_loss=continue the others went on without it and ended; the command did not."""
     with pytest.raises(LaunchError):
-        start_ranks(Stops(), 3, JoinOptions(device="cpu", timeout=2, lenient=True))
+        start_ranks(Stops(), 3, JoinOptions(device="cpu", timeout=2, tolerates_loss=True))
     assert "dgt: the others have ended, and rank 1 is stopped (SIGSTOP): killed\n" in capfd.readouterr().err
 
 

@@ -15,15 +15,15 @@ import pytest
 
 from dgt import reference
 from dgt.errors import LaunchError, PeerError
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.network import graphs
 from dgt.network.mixing import mixing_matrix, mixing_row, row_without, strategy
 from dgt.network.weights import normalise
 from dgt.problems.least_squares import LeastSquares
-from dgt.processes import rendezvous as meeting
+from dgt.processes import rendezvous
 from dgt.processes.node import Node
-from dgt.training.session import Session
-from tests.distributed.runs import commits, configured, metrics, train
+from tests.distributed.runs import commits, configured, metrics, session_of, train
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -42,9 +42,8 @@ class Loses:
 
     def run(self, node: Node) -> None:
         config = configured(Path(self.folder), *PLAIN, *self.overrides)
-        session = Session(
-            config, node, normalise(WEIGHTS), graphs.from_config(config.topology, normalise(WEIGHTS)), [0]
-        )
+        weights = normalise(WEIGHTS)
+        session = session_of(config, node, weights, graphs.from_config(config.topology, weights))
         seen, members = [], []
         iteration = 0
         while iteration < STEPS:
@@ -69,7 +68,7 @@ class Loses:
 
 @pytest.mark.parametrize("overrides", [["strategy=I"], ["strategy=II"], ["strategy=II", "transport=messages"]])
 def test_survivors_follow_the_twin_without_the_lost(overrides: list[str], tmp_path: Path) -> None:
-    options = JoinOptions(device="cpu", timeout=10, lenient=True)
+    options = JoinOptions(device="cpu", timeout=10, tolerates_loss=True)
     start_ranks(Loses(str(tmp_path), overrides, {3: 12}), 6, options)
     kept = [0, 1, 2, 4, 5]
     told = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in kept}
@@ -135,7 +134,7 @@ def test_a_run_reaches_the_optimum_of_those_who_are_left(lost: int, tmp_path: Pa
 
 
 def test_several_losses_one_after_the_other(tmp_path: Path) -> None:
-    options = JoinOptions(device="cpu", timeout=10, lenient=True)
+    options = JoinOptions(device="cpu", timeout=10, tolerates_loss=True)
     start_ranks(Loses(str(tmp_path), [], {3: 8, 1: 18}), 6, options)
     for name in (0, 2, 4, 5):
         members, _ = json.loads((tmp_path / f"{name}.json").read_text())
@@ -163,22 +162,22 @@ class FallsApart(Loses):
     """Node 5 is still connecting to the others when these have found that the network falls apart, and exit."""
 
     def run(self, node: Node) -> None:
-        connect = meeting.join_group
+        connect = rendezvous.init_groups
 
         def slowly(*arguments: Any) -> NoReturn:
-            meeting.join_group = connect
-            meeting.leave_groups(connect(*arguments))
+            rendezvous.init_groups = connect
+            rendezvous.destroy_groups(connect(*arguments))
             time.sleep(1)
             raise RuntimeError("Connection closed by peer")
 
         if node.name == 5:
-            meeting.join_group = slowly
+            rendezvous.init_groups = slowly
         super().run(node)
 
 
 def test_none_goes_on_alone_where_the_network_falls_apart(tmp_path: Path) -> None:
     """The others had left, and the slow node took them for lost: it trained alone, and the run ended with 0."""
-    options = JoinOptions(device="cpu", timeout=10, lenient=True)
+    options = JoinOptions(device="cpu", timeout=10, tolerates_loss=True)
     with pytest.raises(LaunchError, match="the network falls apart"):
         start_ranks(FallsApart(str(tmp_path), ["topology=star"], {0: 12}), 6, options)
     assert not list(tmp_path.glob("*.json"))

@@ -133,7 +133,7 @@ class Within:
         before = threads()
         found["rank"] += [self.train(), self.train()]
         found["threads"] = threads() - before
-        found["group"] = int(node.sum(torch.ones(1)).item())
+        found["group"] = int(node.all_reduce(torch.ones(1)).item())
         found["default"] = dist.get_world_size()
         return found
 

@@ -15,8 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from dgt.errors import PeerError
-from dgt.processes import probing
-from dgt.processes import rendezvous as meeting
+from dgt.processes import probing, rendezvous
 from dgt.processes.placement import Placement, rendezvous_endpoint
 from tests.distributed.ranks import TORCHRUN
 from tests.distributed.test_hosts import TOP, TwoHosts, two_hosts  # noqa: F401
@@ -72,7 +71,7 @@ def test_a_firewall_is_named_and_the_documented_ports_suffice(two_hosts: TwoHost
         )
         assert "is there a firewall between the hosts?" in words
 
-    documented = (TOP / "launch" / "cluster.md").read_text()
+    documented = (TOP / "docs" / "clusters.md").read_text()
     assert f'net.ipv4.ip_local_port_range="{RANGE}"' in documented
     for name in two_hosts.names:
         setting = ["sysctl", "-q", "-w", f"net.ipv4.ip_local_port_range={RANGE}"]
@@ -120,14 +119,14 @@ def test_all_ranks_are_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(said) == 4
     (words,) = set(said.values())
     assert "does not reach port" in words
-    assert "launch/cluster.md, Ports" in words
+    assert "docs/clusters.md, Ports" in words
     assert time.monotonic() - since < 30
 
 
 def test_what_gloo_finds_out_later_names_the_firewall_too() -> None:
-    words = str(meeting.rendezvous_error(1, " at host1:29500", RuntimeError("timed out")))
-    assert words.endswith("does a firewall close their ports (launch/cluster.md, Ports)?")
-    assert "firewall" not in str(meeting.rendezvous_error(1, "", RuntimeError("timed out"))), (
+    words = str(rendezvous.rendezvous_error(1, " at host1:29500", RuntimeError("timed out")))
+    assert words.endswith("does a firewall close their ports (docs/clusters.md, Ports)?")
+    assert "firewall" not in str(rendezvous.rendezvous_error(1, "", RuntimeError("timed out"))), (
         "on one host there is none"
     )
 

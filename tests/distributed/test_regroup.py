@@ -23,20 +23,19 @@ import torch
 import dgt
 from dgt import reference
 from dgt.errors import EXIT_STOPPED, LaunchError, PeerError
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.network import graphs
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import normalise
 from dgt.problems.least_squares import LeastSquares
-from dgt.processes import regroup
-from dgt.processes import rendezvous as meeting
+from dgt.processes import regroup, rendezvous
 from dgt.processes.node import Node
 from dgt.training.chaos import MARKER
 from dgt.training.checkpoints import saving
 from dgt.training.jobs import TrainJob
-from dgt.training.session import Session
 from tests.distributed.ranks import DGT, TORCHRUN, command, run_ranks
-from tests.distributed.runs import commits, configured, last_state, metrics, same, told, train
+from tests.distributed.runs import commits, configured, job_of, last_state, metrics, same, session_of, told, train
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -114,7 +113,7 @@ class Untold:
 
     def run(self, node: Node) -> object:
         node.launcher_notes = None
-        node.store = meeting.tcp_store("127.0.0.1", self.port, node.rank, node.size, timedelta(seconds=30))
+        node.store = rendezvous.tcp_store("127.0.0.1", self.port, node.rank, node.size, timedelta(seconds=30))
         return self.job.run(node)
 
 
@@ -125,7 +124,7 @@ def test_without_a_launcher_that_tells(phase: str, rank: int, left: list[int], t
     config = configured(tmp_path / "r", *SLOW, *fault)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    start_ranks(Untold(TrainJob(config, "nothing"), port), 4, JoinOptions.from_config(config))
+    start_ranks(Untold(job_of(config), port), 4, JoinOptions.from_config(config))
     assert seen_off(tmp_path / "r", stops=False) == left
 
 
@@ -139,11 +138,11 @@ class DiesRegrouping:
     def run(self, node: Node) -> None:
         config = configured(Path(self.folder), *PLAIN)
         weights = normalise(WEIGHTS)
-        session = Session(config, node, weights, graphs.from_config(config.topology, weights), [0])
+        session = session_of(config, node, weights, graphs.from_config(config.topology, weights))
         if node.name == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if node.name == 2:
-            module = meeting if self.where == "join_group" else regroup
+            module = rendezvous if self.where == "init_groups" else regroup
             setattr(module, self.where, lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
         with contextlib.suppress(PeerError):
             session.step(0)
@@ -156,10 +155,10 @@ class DiesRegrouping:
         session.optimizer.drain()
 
 
-@pytest.mark.parametrize("where", ["muster", "join_group"])
+@pytest.mark.parametrize("where", ["wait_until_ready", "init_groups"])
 def test_a_node_lost_while_the_others_meet_again_takes_nobody_with_it(where: str, tmp_path: Path) -> None:
     """Those who were waiting for it ended with it, or after five minutes."""
-    start_ranks(DiesRegrouping(str(tmp_path), where), 4, JoinOptions(device="cpu", timeout=5, lenient=True))
+    start_ranks(DiesRegrouping(str(tmp_path), where), 4, JoinOptions(device="cpu", timeout=5, tolerates_loss=True))
     for name in (0, 3):
         words, members, weights = json.loads((tmp_path / f"{name}.json").read_text())
         assert words.startswith("nodes 1, 2 lost at iteration ")
@@ -231,7 +230,7 @@ class Returns:
     def run(self, node: Node) -> None:
         config = configured(Path(self.folder), *PLAIN, *self.overrides)
         weights = normalise(WEIGHTS)
-        session = Session(config, node, weights, graphs.from_config(config.topology, weights), [0])
+        session = session_of(config, node, weights, graphs.from_config(config.topology, weights))
         first, _ = saving.resume(session, lambda words: None)
         seen = {first: session.problem.model["theta"].tolist()}
         for iteration in range(first, STEPS):
@@ -294,7 +293,7 @@ def test_another_number_of_ranks_is_refused_with_the_numbers_that_work(bereft: P
     config = configured(tmp_path / "r", *PLAIN, strategy_of(bereft), f"resume={bereft}")
     words = "world size 2: this network has 4 nodes; start 4 ranks, one per node, or 3 to go on with the nodes of the"
     with pytest.raises(LaunchError, match=words) as caught:
-        start_ranks(TrainJob(config, "nothing"), 2, JoinOptions.from_config(config))
+        start_ranks(job_of(config), 2, JoinOptions.from_config(config))
     assert caught.value.code == 2
 
 

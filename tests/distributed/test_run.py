@@ -19,7 +19,7 @@ import dgt
 
 for _ in range(2):
     with dgt.join() as node:
-        ranks = node.gather(torch.tensor([node.rank]))
+        ranks = node.all_gather(torch.tensor([node.rank]))
 if node.is_main:
     print("ranks", ranks.flatten().tolist(), sys.argv[1:])
 if "fail" in sys.argv and node.rank == 1:

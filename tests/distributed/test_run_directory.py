@@ -19,7 +19,8 @@ import torch
 
 import dgt
 from dgt.errors import LaunchError
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.processes import output
 from dgt.processes.node import Node
 from dgt.runs import lock
@@ -30,7 +31,17 @@ from dgt.training.checkpoints import finding
 from dgt.training.jobs import TrainJob
 from tests.distributed.processes import until
 from tests.distributed.ranks import DGT, command, run_ranks
-from tests.distributed.runs import assert_identical, commits, configured, lines_of, metrics, start_long_run, told, train
+from tests.distributed.runs import (
+    assert_identical,
+    commits,
+    configured,
+    job_of,
+    lines_of,
+    metrics,
+    start_long_run,
+    told,
+    train,
+)  # fmt: skip
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -102,7 +113,7 @@ class Race:
             rival = mine.attempt()
             while rival is not None and not (rival.owner.held and rival.lives):
                 rival = mine.attempt()
-            winners.append(int(node.sum(torch.tensor(int(rival is None)))))
+            winners.append(int(node.all_reduce(torch.tensor(int(rival is None)))))
             mine.release()
         return winners
 
@@ -196,7 +207,7 @@ def test_a_run_without_its_checkpoints_is_refused_and_left_as_it_is(
     config = configured(run, *TWO, "resume=auto")
     for _ in range(2):
         with pytest.raises(LaunchError, match="to begin at iteration 0 choose another directory") as caught:
-            start_ranks(Impatient(TrainJob(config, "nothing")), 2, JoinOptions.from_config(config))
+            start_ranks(Impatient(job_of(config)), 2, JoinOptions.from_config(config))
         assert caught.value.code == 2
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and "failures" not in path.parts}
     assert after == before

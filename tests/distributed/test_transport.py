@@ -73,7 +73,7 @@ class Buffers:
         }
         held.add(model.weight.grad.untyped_storage().data_ptr())
         (bucket,) = optimizer.buckets
-        for outbox in (bucket._z.outbox, bucket._y.outbox):
+        for outbox in bucket.outboxes():
             held -= {
                 buffer.untyped_storage().data_ptr() for board in outbox.boards.values() for buffer in board.buffers
             }
@@ -109,7 +109,7 @@ class TwoHosts:
         for _ in range(10):
             theta.grad = theta.detach() - node.rank
             optimizer.step()
-        outbox = optimizer.buckets[0]._z.outbox
+        outbox = optimizer.buckets[0].outboxes()[0]
         return theta.detach()[:: SIZE // 10].tolist(), len(outbox.boards), len(outbox.others)
 
 

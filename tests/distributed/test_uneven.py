@@ -164,11 +164,11 @@ class Differ:
                 pass
 
         pairs = [
-            (lambda: node.gather(torch.zeros(3)), lambda: node.gather(torch.zeros(1000))),
-            (lambda: node.gather(torch.zeros(3)), lambda: node.gather(torch.zeros(3, dtype=torch.int32))),
-            (lambda: node.gather(torch.zeros(3)), node.barrier),
-            (lambda: network.save_average("never.pt", model), lambda: node.gather(1.0)),
-            (average, lambda: node.sum(torch.zeros(3))),
+            (lambda: node.all_gather(torch.zeros(3)), lambda: node.all_gather(torch.zeros(1000))),
+            (lambda: node.all_gather(torch.zeros(3)), lambda: node.all_gather(torch.zeros(3, dtype=torch.int32))),
+            (lambda: node.all_gather(torch.zeros(3)), node.barrier),
+            (lambda: network.save_average("never.pt", model), lambda: node.all_gather(1.0)),
+            (average, lambda: node.all_reduce(torch.zeros(3))),
             (lambda: network.save_average("never.pt", model), average),
             (lambda: dgt.DSGD(model.parameters(), lr=0.1, network=network), average),
         ]
@@ -183,13 +183,13 @@ def test_different_calls_are_named_on_all_ranks() -> None:
     """Once a longer message ended the process (SIGABRT), and bytes of another dtype were taken as they were."""
     said = run_ranks(Differ(), 2, timeout=LONG)
     assert said[0] == said[1]
-    average = r"average\(model of 2 tensors\): sum of shape \(3,\), float32"
+    average = r"average\(model of 2 tensors\): all_reduce of shape \(3,\), float32"
     expected = [
-        (r"gather of shape \(3,\), float32", r"gather of shape \(1000,\), float32"),
-        (r"gather of shape \(3,\), float32", r"gather of shape \(3,\), int32"),
-        (r"gather of shape \(3,\), float32", "barrier"),
-        (f"save_{average}", r"gather of shape \(\), float64"),
-        (average, r"sum of shape \(3,\), float32"),
+        (r"all_gather of shape \(3,\), float32", r"all_gather of shape \(1000,\), float32"),
+        (r"all_gather of shape \(3,\), float32", r"all_gather of shape \(3,\), int32"),
+        (r"all_gather of shape \(3,\), float32", "barrier"),
+        (f"save_{average}", r"all_gather of shape \(\), float64"),
+        (average, r"all_reduce of shape \(3,\), float32"),
         (f"save_{average}", average),
         ("the check that ranks agree on parameters, .*", average),
     ]
@@ -207,16 +207,24 @@ class Gathers:
             torch.tensor(3.0 + node.rank, requires_grad=True), [torch.tensor(node.rank), torch.tensor(7)],
             torch.full((2000,), node.rank, dtype=torch.bfloat16), torch.zeros(0), np.zeros((2, 0)), 2**60 + node.rank,
         ]  # fmt: skip
-        found = [node.gather(values) for values in given]
+        found = [node.all_gather(values) for values in given]
         for odd in ("words", [torch.ones(2), torch.ones(3)], torch.eye(2).to_sparse(), [[1], [1, 2]]):
             with pytest.raises(
-                dgt.ConfigError, match=r"gather: a (str|list|Tensor) cannot travel; give a number, a list"
+                dgt.ConfigError, match=r"all_gather: a (str|list|Tensor) cannot travel; give a number, a list"
             ):
-                node.gather(odd)
-        assert node.gather([]).shape == (2, 0)
-        assert node.sum(1.5).item() == 3.0
-        rows = node.collect(torch.full((1000,), 1.0 + node.rank))
+                node.all_gather(odd)
+        assert node.all_gather([]).shape == (2, 0)
+        assert node.all_reduce(1.5).item() == 3.0
+        rows = node.gather(torch.full((1000,), 1.0 + node.rank), dst=0)
         assert rows is None if node.rank else rows.sum().item() == 3000
+        last = node.gather(node.rank, dst=1)
+        assert last is None if node.rank == 0 else last.tolist() == [0, 1]
+        with pytest.warns(DeprecationWarning, match="node.gather.values. without dst is deprecated: use node.all_gat"):
+            assert node.gather(node.rank).tolist() == [0, 1]
+        with pytest.warns(DeprecationWarning, match="node.collect is deprecated: use node.gather.values, dst=0."):
+            assert (node.collect(node.rank) is None) == bool(node.rank)
+        with pytest.warns(DeprecationWarning, match="node.sum is deprecated: use node.all_reduce"):
+            assert node.sum(1).item() == 2
         return [(str(values.dtype), list(values.shape), values.reshape(2, -1)[:, -1:].tolist()) for values in found]
 
 
@@ -442,7 +450,7 @@ class Scaled:
             optimizer.drain()
             trace.append(parameter.detach().clone())
         error = optimizer.tracking_error()
-        invariant = 0.0 if error is None else float(node.sum(error).abs().max())
+        invariant = 0.0 if error is None else float(node.all_reduce(error).abs().max())
         return {"trace": torch.stack(trace), "invariant": invariant, "steps": optimizer.iteration,
                 "scale": scaler.get_scale()}  # fmt: skip
 

@@ -18,7 +18,7 @@ import pytest
 from dgt.errors import EXIT_STOPPED
 from dgt.launching.ranks import Ranks
 from dgt.processes import signals
-from dgt.processes.node import LISTENS
+from dgt.processes.node import STOPS_ON_SIGNALS
 from dgt.processes.process import Process
 from tests.distributed.processes import all_end, descendants, until
 from tests.distributed.ranks import DGT, TORCHRUN
@@ -212,7 +212,7 @@ def test_nobody_else_is_signalled_who_has_the_number_of_a_lost_rank(tmp_path: Pa
         until(lambda: Path(f"/proc/{stranger.pid}/stat").exists())
         (tmp_path / "pid-0").write_text(f"{stranger.pid} 1")  # a rank that started just after the machine
         ranks = Ranks(tmp_path, 1)
-        assert ranks.all_begun
+        assert ranks.all_registered
         ranks.send(signal.SIGKILL)
         with pytest.raises(subprocess.TimeoutExpired):
             stranger.wait(timeout=0.3)
@@ -227,17 +227,18 @@ def test_nobody_else_is_signalled_who_has_the_number_of_a_lost_rank(tmp_path: Pa
 def test_a_rank_that_does_not_listen_is_not_waited_for(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 2)
     for rank in (0, 1):
-        assert not ranks.all_say(LISTENS)
+        assert not ranks.all_wrote(STOPS_ON_SIGNALS)
         Process(10 + rank, "1").write(tmp_path / f"pid-{rank}")
-    (tmp_path / f"{LISTENS}-10").touch()
-    assert not ranks.all_say(LISTENS)
-    ranks.lose(1)
-    assert ranks.all_say(LISTENS), "a lost one has nothing to say"
+    (tmp_path / f"{STOPS_ON_SIGNALS}-10").touch()
+    assert not ranks.all_wrote(STOPS_ON_SIGNALS)
+    ranks.mark_lost(1)
+    assert ranks.all_wrote(STOPS_ON_SIGNALS), "a lost one has nothing to say"
 
 
 def test_words_after_training_do_not_say_that_there_was_nothing_to_save() -> None:
     program = (
-        "import signal, time\nfrom dgt.processes import signals\nsignals.say_when_ended(True, lambda: None)\n"
+        "import signal, time\nfrom dgt.processes import output, signals\noutput.log_to_stderr(True)\n"
+        "signals.exit_on_signals(lambda: None)\n"
         "signals.training_began()\nsignal.raise_signal(signal.SIGTERM)\ntime.sleep(20)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from dgt import reference
-from dgt.config import LeastSquaresConfig, TopologyConfig
+from dgt.config import TopologyConfig
 from dgt.network import graphs, plan, weights
 from dgt.network.plan import Advantage, Prediction, Quadratic, System
 from dgt.network.weights import Weights
-from dgt.problems.least_squares import LeastSquares
+from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings
 
 WEIGHTS = weights.normalise([0.3, 0.8, 1.0, 0.9, 2.0, 2.2, 1.2])
 
 
 def drawn(nodes: int, noise: float, seeds: range, dimension: int = 4) -> tuple[LeastSquares, Quadratic]:
-    problem = LeastSquares(LeastSquaresConfig(noise=noise, dimension=dimension), seeds, range(nodes))
+    problem = LeastSquares(LeastSquaresSettings(noise=noise, dimension=dimension), seeds, range(nodes))
     curvature = (problem.curvature + problem.config.regularization)[..., 0]
     return problem, Quadratic(curvature, problem.curvature * problem.center, problem.start, noise)
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgt import reference
-from dgt.config import LeastSquaresConfig
 from dgt.errors import ConfigError
 from dgt.network import graphs, theory, weights
 from dgt.network.mixing import mixing_matrix, strategy
-from dgt.problems.least_squares import LeastSquares
+from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings
 
 rates = st.floats(0.01, 0.97)
 K = np.arange(4000.0)
@@ -121,7 +120,7 @@ def test_steps_without_a_guarantee_are_refused() -> None:
 def test_bounds_bound_runs_of_the_twin(name: str, noise: float, share: float) -> None:
     """Least squares on 20 seeds at a share of the largest step allowed: errors below their bounds, and not absurdly."""
     vector, graph, T = weights.named("A"), graphs.exponential(16), 200
-    config = LeastSquaresConfig(noise=noise)
+    config = LeastSquaresSettings(noise=noise)
     problem = LeastSquares(config, range(20), range(16))
     beta = config.curvature_max + config.regularization
     on, plan = theory.on_network(graph, vector, name), strategy(name, vector)

@@ -15,8 +15,9 @@ from dgt.launching import forkserver
 
 WAITING = """
 import ctypes, sys
-from dgt.processes import signals
-signals.say_when_ended(speaks={speaks}, tidy_up=lambda: print("tidy", flush=True))
+from dgt.processes import output, signals
+output.log_to_stderr(is_main={speaks})
+signals.exit_on_signals(clean_up=lambda: print("tidy", flush=True))
 print("there", flush=True)
 ctypes.CDLL(None).sleep(60)  # no Python in between, as in torch's store
 ctypes.CDLL(None).sleep(60)  # a signal ends the first one
@@ -47,7 +48,8 @@ def test_a_signal_during_start_up_is_named(number: signal.Signals, speaks: bool,
 
 def said(*lines: str) -> tuple[int, str, str]:
     """Exit code and words of a program that has begun like the command."""
-    begun = ["import signal, time", "from dgt.processes import signals", "signals.say_when_ended(True, lambda: None)"]
+    begun = ["import signal, time", "from dgt.processes import output, signals", "output.log_to_stderr(is_main=True)"]
+    begun.append("signals.exit_on_signals(lambda: None)")
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(begun + list(lines))], capture_output=True, text=True, timeout=15
     )
@@ -74,7 +76,7 @@ def test_ctrl_c_during_imports_is_not_swallowed() -> None:
 
 
 USUAL = """
-signals.interrupt_as_usual()
+signals.restore_keyboard_interrupt()
 try:
     signal.raise_signal(signal.SIGINT)
 except KeyboardInterrupt:

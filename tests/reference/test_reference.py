@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dgt import reference
-from dgt.config import LeastSquaresConfig, TopologyConfig
+from dgt.config import ProblemConfig, TopologyConfig
 from dgt.network import graphs, weights
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.problems.least_squares import LeastSquares
@@ -23,7 +23,7 @@ def run(
     noise: float = 0.0,
     iterations: int = 800,
 ):
-    problem = LeastSquares(LeastSquaresConfig(noise=noise), [0], range(vector.size))
+    problem = LeastSquares(ProblemConfig(noise=noise), [0], range(vector.size))
     graph = graphs.exponential(vector.size)
     return problem, reference.states(
         algorithm, problem, graph, vector, name, laziness=0.3, lr=0.02, iterations=iterations
@@ -65,7 +65,7 @@ def test_strategy_two_is_at_or_below_strategy_one_in_all_16_cells() -> None:
     ratios = {}
     for name in "ABCD":
         vector = weights.named(name)
-        problem = LeastSquares(LeastSquaresConfig(), range(10), range(vector.size))
+        problem = LeastSquares(ProblemConfig(), range(10), range(vector.size))
         for topology in ("ring", "grid", "exponential", "tailored"):
             graph = graphs.from_config(TopologyConfig(name=topology), vector)
             late = {}

@@ -14,7 +14,8 @@ import pytest
 
 from dgt.commands.report import pages as command
 from dgt.config import Config
-from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.jobs import JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.processes.node import Node
 from dgt.report import html
 from dgt.report.payload import DRAWN, payload
@@ -22,9 +23,8 @@ from dgt.runs.reader import read
 from dgt.runs.record import MOST_NODES
 from dgt.runs.run import Run
 from dgt.training.evaluation import evaluate
-from dgt.training.session import Session
 from dgt.training.setup import network_of
-from tests.distributed.runs import configured, train
+from tests.distributed.runs import configured, session_of, train
 from tests.report import crafted as made_up
 from tests.runs.test_reader import crafted
 
@@ -129,11 +129,11 @@ class BothWays:
 
     def run(self, node: Node) -> list[dict[str, list[float]]] | None:
         weights, graph = network_of(self.config, node.placement)
-        session = Session(self.config, node, weights, graph, [0])
+        session = session_of(self.config, node, weights, graph)
         for iteration in range(5):
             session.step(iteration)
         found = [evaluate(session.problem, session.optimizer, None, most) for most in (1 << 20, 0)]
-        return [{name: values.tolist() for name, values in both[1].items()} for both in found if both is not None]
+        return [{name: values.tolist() for name, values in both.nodes.items()} for both in found if both is not None]
 
 
 def test_large_models_tell_the_same_of_every_node(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from dgt import cli
 from dgt.commands.report import pages as command
 from dgt.config import Config, TopologyConfig
 from dgt.errors import ConfigError
+from dgt.processes import output
 from dgt.report.groups import NAMED, choices, differing, grouped
 from dgt.report.html import page
 from dgt.report.networks import graph_of
@@ -369,6 +370,7 @@ def test_following_ends_with_words_when_a_run_falls_silent(
     naps: list[float] = []
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(command.time, "sleep", naps.append)
+    output.log_to_stderr(is_main=True)
     assert command.follow([str(run_dir)]) is True
     assert len(naps) == (0 if measured else 2)
     assert "dgt: r: no line for 2 minutes or more, and no reason: no longer followed\n" in capsys.readouterr().err

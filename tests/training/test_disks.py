@@ -160,10 +160,10 @@ class Alone:
 
     is_main, size, rank = True, 1, 0
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         return values[None]
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
     def during(self, what: str) -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ from dgt.network.members import among, row_among
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import normalise
 from dgt.processes import regroup
-from dgt.processes.regroup import BROKEN, Question, Reunion
+from dgt.processes.regroup import BROKEN, Question, Survivors
 from dgt.training.checkpoints.files import Commit, Writer, committed
 from dgt.training.checkpoints.returning import members_of
 
@@ -51,7 +51,7 @@ def decide(
 ) -> dict[int, Any]:
     """Nodes of a network of four meet again at iterations 40, 41, ...; one may have heard of a stop."""
     return on_threads(
-        lambda name: regroup.reunite(
+        lambda name: regroup.agree_on_survivors(
             store, generation, FOUR, name, 40 + name, name == heard, lambda: lost, patience
         ),
         names,
@@ -60,17 +60,17 @@ def decide(
 
 @pytest.mark.parametrize("heard", [-1, 2])
 def test_those_who_are_left_agree(heard: int) -> None:
-    agreed = Reunion([0, 2, 3], 43, stop=heard == 2)
+    agreed = Survivors([0, 2, 3], 43, stop=heard == 2)
     assert decide(dist.HashStore(), [0, 2, 3], lost={1}, heard=heard) == dict.fromkeys([0, 2, 3], agreed)
 
 
 def test_any_number_goes_on_where_the_launcher_knows_that_the_others_are_dead() -> None:
-    assert decide(dist.HashStore(), [3], lost={0, 1, 2}) == {3: Reunion([3], 43, stop=False)}
+    assert decide(dist.HashStore(), [3], lost={0, 1, 2}) == {3: Survivors([3], 43, stop=False)}
 
 
 def test_without_a_launcher_that_knows_time_decides_and_who_is_late_is_out() -> None:
     store = dist.HashStore()
-    assert decide(store, [0, 2], lost=set(), patience=1.0) == dict.fromkeys([0, 2], Reunion([0, 2], 42, stop=False))
+    assert decide(store, [0, 2], lost=set(), patience=1.0) == dict.fromkeys([0, 2], Survivors([0, 2], 42, stop=False))
     assert decide(store, [3], lost=set(), patience=1.0) == {3: "node 3 came too late: the others went on without it"}
 
 
@@ -95,14 +95,14 @@ def test_of_two_parts_at_most_one_may_go_on(nodes: int) -> None:
 def test_who_died_after_it_had_come_is_not_counted() -> None:
     store = dist.HashStore()
     store.set("reunion-0/there/1", "[99, false]")
-    assert decide(store, [0, 2, 3], lost={1}) == dict.fromkeys([0, 2, 3], Reunion([0, 2, 3], 43, stop=False))
+    assert decide(store, [0, 2, 3], lost={1}) == dict.fromkeys([0, 2, 3], Survivors([0, 2, 3], 43, stop=False))
 
 
 def test_the_same_nodes_can_meet_again_more_than_once() -> None:
     """Connections may break though everybody is there: a decision must not be taken for the next one."""
     store = dist.HashStore()
-    assert decide(store, FOUR, lost=set())[0] == Reunion(FOUR, 43, stop=False)
-    assert decide(store, [0, 1, 2], lost={3}, generation=1)[0] == Reunion([0, 1, 2], 42, stop=False)
+    assert decide(store, FOUR, lost=set())[0] == Survivors(FOUR, 43, stop=False)
+    assert decide(store, [0, 1, 2], lost={3}, generation=1)[0] == Survivors([0, 1, 2], 42, stop=False)
 
 
 def test_an_alarm_keeps_everybody_from_going_on() -> None:
@@ -114,7 +114,7 @@ def test_an_alarm_keeps_everybody_from_going_on() -> None:
 def test_nobody_connects_to_a_node_that_died_after_the_decision() -> None:
     store, lost = dist.HashStore(), set[int]()
     threading.Timer(0.3, lambda: lost.add(3)).start()
-    words = on_threads(lambda name: regroup.muster(store, 1, FOUR, name, lambda: lost, 20), [0, 1, 2])
+    words = on_threads(lambda name: regroup.wait_until_ready(store, 1, FOUR, name, lambda: lost, 20), [0, 1, 2])
     assert words == {name: f"node {name}: node 3 is gone" for name in (0, 1, 2)}
 
 
@@ -122,7 +122,7 @@ def test_of_several_answers_the_first_counts_for_all() -> None:
     store = dist.HashStore()
 
     def answer(name: int) -> str:
-        return Question(store, "end", FOUR, name, set, 10).settle(f"said by {name}")
+        return Question(store, "end", FOUR, name, set, 10).propose(f"said by {name}")
 
     assert len(set(on_threads(answer, FOUR).values())) == 1
 
@@ -131,7 +131,7 @@ def test_the_lowest_node_that_is_there_answers() -> None:
     store = dist.HashStore()
 
     def conclude(name: int) -> str:
-        return Question(store, "end", FOUR, name, lambda: {0}, 10).conclude(lambda: f"said by {name}")
+        return Question(store, "end", FOUR, name, lambda: {0}, 10).answer_by_lowest(lambda: f"said by {name}")
 
     assert on_threads(conclude, [1, 2, 3]) == dict.fromkeys([1, 2, 3], "said by 1")
 
@@ -142,7 +142,7 @@ def test_the_first_node_leaves_last_whatever_its_name() -> None:
 
     def leave(name: int) -> str:
         time.sleep(0.0 if name == 1 else 0.3)
-        Question(store, "end", [1, 2, 3], name, set, 10).part()
+        Question(store, "end", [1, 2, 3], name, set, 10).acknowledge()
         gone.append(name)
         return ""
 
@@ -157,7 +157,7 @@ def test_a_silent_node_is_missed_only_where_it_is_needed() -> None:
 
         def wait(name: int, store: dist.Store = store, needed: bool = needed) -> str:
             since, question = time.monotonic(), Question(store, "end", FOUR, name, set, 0.4)
-            return question.attend(lambda: time.monotonic() > since + 1.5, lambda node: needed)
+            return question.wait(lambda: time.monotonic() > since + 1.5, lambda node: needed)
 
         assert on_threads(wait, [0, 1, 2]) == dict.fromkeys([0, 1, 2], answer)
 

@@ -217,7 +217,7 @@ def test_a_note_that_cannot_be_read_is_named_without_what_a_terminal_obeys(tmp_p
     folder = tmp_path / "failures" / "2026\x1b]0;owned\x07"
     folder.mkdir(parents=True)
     (folder / "rank-00000.json").write_text("{")
-    assert all(line.isprintable() for line in failures.in_words(tmp_path))
+    assert all(line.isprintable() for line in failures.lines(tmp_path))
 
 
 def test_a_directory_is_held_while_one_process_writes_to_it(tmp_path: Path) -> None:

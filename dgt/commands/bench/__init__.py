@@ -16,7 +16,7 @@ def run(options: argparse.Namespace) -> None:
 
 def settings() -> list[str]:
     from dgt.commands.bench.job import VARIANTS, BenchConfig
-    from dgt.config.checks import documented
+    from dgt.config.settings import documented
 
     lines = ["settings:", *(f"  {line}" for line in documented(BenchConfig)), "", "variants:"]
     lines += [f"  {name:<12}{meaning}" for name, meaning in VARIANTS.items()]

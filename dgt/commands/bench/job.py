@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from dgt.commands.bench.presets import PRESETS, WITHOUT_BATCH, Workload, workloa
 from dgt.commands.bench.variants import Compute, MirrorNetwork, Tracking, Unchecked, Variant
 from dgt.config import TOPOLOGIES, TopologyConfig
 from dgt.config.checks import check_choice, check_range
+from dgt.config.settings import check_settings, setting
 from dgt.errors import ConfigError
 from dgt.exchange import shared
 from dgt.exchange.network import Network
@@ -52,41 +53,39 @@ PROCESS = Path("/proc/self")  # on Linux
 
 @dataclass(slots=True, kw_only=True)
 class BenchConfig:
-    preset: str = "mlp"
-    """least_squares, logistic, mlp, resnet18, vector or sleep (compute that leaves the cores alone)."""
-    nodes: int = 4
-    """Ranks; under torchrun, as many as it started."""
-    topology: str = "ring"
-    """ring, exponential, complete, ..."""
-    degree: int = 0
-    """Neighbours per node, in place of a topology; 0: as the topology says."""
-    batch: int = 8
-    """Samples per rank and iteration; for sleep, milliseconds."""
-    size: int = 100_000
-    """Parameters of preset vector."""
-    rounds: int = 9
-    """Rounds of all variants by turns."""
-    steps: int = 10
-    """Iterations of a variant per round."""
-    transport: str = "auto"
-    """Of no_overlap and buckets: auto (shared memory where there is any) or messages."""
-    ddp_bucket_mb: float = 0
-    """Bucket size of ddp; 0: the best, torch's 25 MB, or for sleep 1 MB, so that most of it travels during backward."""
-    variants: list[str] = field(default_factory=list)
-    """Which to measure, as [compute,ddp,shared]; []: all that can run here, without unchecked and crc."""
-    run_dir: str | None = None
-    """Where to write; null: runs/<time>-bench."""
+    preset: str = setting(
+        "mlp",
+        "least_squares, logistic, mlp, resnet18, vector or sleep (compute that leaves the cores alone)",
+        choices=PRESETS,
+    )
+    nodes: int = setting(4, "ranks; under torchrun, as many as it started", low=1)
+    topology: str = setting("ring", "ring, exponential, complete, ...")
+    degree: int = setting(0, "neighbours per node, in place of a topology; 0: as the topology says", low=0)
+    batch: int = setting(8, "samples per rank and iteration; for sleep, milliseconds", low=1)
+    size: int = setting(100_000, "parameters of preset vector", low=1)
+    rounds: int = setting(9, "rounds of all variants by turns", low=1)
+    steps: int = setting(10, "iterations of a variant per round", low=1)
+    transport: str = setting(
+        "auto",
+        "of no_overlap and buckets: auto (shared memory where there is any) or messages",
+        choices=("auto", "messages"),
+    )
+    ddp_bucket_mb: float = setting(
+        0,
+        "bucket size of ddp; 0: the best, torch's 25 MB, or for sleep 1 MB, so that most of it travels during backward",
+        low=0,
+    )
+    variants: list[str] = setting(
+        [],
+        "which to measure, as [compute,ddp,shared]; []: all that can run here, without unchecked and crc",
+        choices=VARIANTS,
+    )
+    run_dir: str | None = setting(None, "where to write; null: runs/<time>-bench")
 
     def __post_init__(self) -> None:
-        check_choice("preset", self.preset, PRESETS)
-        for key in ("nodes", "batch", "size", "rounds", "steps"):
-            check_range(key, getattr(self, key), 1)
+        check_settings(self)
         check_range("degree", self.degree, 0, self.nodes - 1)
-        check_range("ddp_bucket_mb", self.ddp_bucket_mb, 0)
         check_choice("topology", self.topology, [name for name in TOPOLOGIES if name != "file"])
-        check_choice("transport", self.transport, ("auto", "messages"))
-        for variant in self.variants:
-            check_choice("variants", variant, tuple(VARIANTS))
         if len(set(self.variants)) != len(self.variants):
             raise ConfigError(f"variants={self.variants}: one of them is there twice")
 
@@ -143,7 +142,7 @@ class BenchJob:
             progress.update(turn + 1, {})
         progress.close()
         one_clock = node.placement.local_size == node.size
-        return {name: _over_ranks(node.gather(values[name]).numpy(), config.steps, one_clock) for name in names}
+        return {name: _over_ranks(node.all_gather(values[name]).numpy(), config.steps, one_clock) for name in names}
 
 
 def _plan(config: BenchConfig, node: Node, weights: Weights) -> tuple[list[str], nx.Graph]:

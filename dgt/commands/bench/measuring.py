@@ -14,7 +14,8 @@ from dgt.config import compose as composing
 from dgt.config.checks import build
 from dgt.config.files import write
 from dgt.errors import ConfigError
-from dgt.launching.launch import JoinOptions, be_rank, start_ranks
+from dgt.launching.launch import JoinOptions, start_ranks
+from dgt.launching.rank import be_rank
 from dgt.processes import environment
 from dgt.processes.placement import Placement
 from dgt.runs import layout

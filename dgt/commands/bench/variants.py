@@ -80,7 +80,7 @@ class Unchecked(Tracking):
     def __init__(self, work: Workload, network: Network) -> None:
         super().__init__(work, network)
         for bucket in self.optimizer.buckets:
-            bucket.looks = False
+            bucket.checks_finite = False
             for outbox in bucket.outboxes():
                 outbox.seal = NoSeal(network.node, outbox.kind, outbox.buffer, crc=False)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from pathlib import Path
 
-from dgt.commands.base import Command, choices, tell
+from dgt.commands.base import Command, choices
 from dgt.errors import ConfigError
 from dgt.processes import environment
+
+log = logging.getLogger(__name__)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -41,15 +44,15 @@ def run(options: argparse.Namespace) -> None:
         said |= dict.fromkeys(notes)
     check_logger(configs[0])
     for note in said:
-        tell(note)
+        log.info(note)
     seeds = configs[0].seeds
     job.check(configs, seeds, here)
-    problems.fetch(configs[0], environment.cache_dir(), tell)
+    problems.fetch(configs[0], environment.cache_dir(), log.info)
     cells = job.both_strategies(configs)
     groups = job.by_network_size(cells, here)
     directory = Path(claim(configs[0].run_dir, "compare"))
     path = str(directory / layout.COMPARISON)
-    with held(directory, tell):
+    with held(directory, log.info):
         refuse_results(directory)  # another run may have had it since
         job.start(directory, cells, seeds)
         for nodes, group in groups.items():

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import io
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,13 +28,15 @@ from dgt.runs import layout
 from dgt.runs.folders import Once
 from dgt.runs.logger import LONGEST_WAIT
 from dgt.runs.measures import COLUMNS, Measure, Metrics, NodeMetrics, measure_of
-from dgt.runs.messages import say
 from dgt.runs.mirrors import Mirrors
 from dgt.runs.sink import RunInfo
 from dgt.runs.sinks.progress import Progress
+from dgt.training.guard import Guard
 from dgt.training.recording import versions
-from dgt.training.setup import network_of, shared_network
+from dgt.training.setup import network_of
 from dgt.training.trainer import train
+
+log = logging.getLogger(__name__)
 
 RUN = ("weights", "topology", "strategy", "seed", "iteration")
 Row = dict[str, object]
@@ -57,8 +60,8 @@ class CompareJob:
             progress = Progress(config.iterations, label, speaks=node.is_main, lines=1)
             recorder = Recorder(config, seeds, progress, mirrors)
             config = dataclasses.replace(config, seed=seeds[0])
-            weights, graph = shared_network(config, node)
-            train(config, node, weights, graph, recorder.record, seeds)
+            weights, drawn = network_of(config, node.placement, as_drawn=True)
+            train(config, node, weights, drawn, Guard(recorder.record), seeds)
             recorder.close()
             if node.is_main:
                 append_rows(self.csv_path, recorder.rows)
@@ -113,7 +116,7 @@ class Recorder:
 
 def mirrors_of(config: Config, seeds: Sequence[int], directory: Path, speaks: bool) -> list[Mirrors]:
     """The sinks of one run, for every seed its own: tensorboard/A-ring-II/seed-0 and so on; none but on rank 0."""
-    cell, tell = f"{config.weights.name}-{config.topology.name}-{config.strategy.name}", Once(say)
+    cell, tell = f"{config.weights.name}-{config.topology.name}-{config.strategy.name}", Once(log.info)
     made = []
     for seed in seeds if speaks else ():
         values = dataclasses.replace(config, seed=seed).to_dict()

@@ -20,7 +20,8 @@ nodes=64 asks whether 64 ranks fit on this host; a run directory, why that run f
 def run(options: argparse.Namespace) -> None:
     """What is here, and whether ranks can talk: two of this host, or those that a launcher started."""
     from dgt.commands.doctor import examination
-    from dgt.launching.launch import JoinOptions, be_rank
+    from dgt.launching.jobs import JoinOptions
+    from dgt.launching.rank import be_rank
 
     ranks = examination.ranks_of(options.overrides)
     if options.overrides and ranks is None:
@@ -49,7 +50,7 @@ def _explain_failure(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([dataclasses.asdict(note) for note in notes], indent=2))
     else:
-        print("\n".join(failures.in_words(run_dir)))
+        print("\n".join(failures.lines(run_dir)))
     if notes:
         raise SystemExit(EXIT_FAILED)
 

@@ -251,7 +251,7 @@ def talk(node: Node, pair: tuple[int, int], way: str) -> Talk:
         if node.rank == pair[0]:
             seconds[place] = (time.perf_counter() - since) / ROUNDS[kind]
             seconds[-1] += bool(outbox.boards)
-    latency, bandwidth, shares = node.sum(seconds).tolist()
+    latency, bandwidth, shares = node.all_reduce(seconds).tolist()
     return Talk(pair, WAYS[int(shares)], latency, bandwidth)
 
 
@@ -286,7 +286,7 @@ class ClusterJob:
         told = torch.zeros(MOST_BYTES, dtype=torch.uint8)
         text_ = json.dumps([node.rank, socket.gethostname(), own]).encode()
         told[: len(text_)] = torch.frombuffer(bytearray(text_), dtype=torch.uint8)
-        rows = node.collect(told)
+        rows = node.gather(told, dst=0)
         talks = TalkJob("auto").run(node)
         if rows is None:
             return None

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 import networkx as nx
 import numpy as np
 
-from dgt import models, problems
+from dgt import problems
 from dgt.commands.simulate.twin import NARROW_BYTES, evaluated_at
-from dgt.config import Cifar10Config, Config, LeastSquaresConfig
-from dgt.config.checks import check_range
+from dgt.config import Config
+from dgt.config.settings import check_settings, setting
 from dgt.errors import ConfigError
 from dgt.network import plan as planner
 from dgt.network import spectral, theory
 from dgt.network.plan import Prediction, Quadratic, System
 from dgt.network.weights import Weights
-from dgt.problems.least_squares import LeastSquares, smoothness
+from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings, smoothness
 from dgt.processes.placement import Placement
 from dgt.training.setup import network_of
 
@@ -33,16 +33,11 @@ SAME = 1e-9  # relative difference that only rounding makes
 
 @dataclass(slots=True, kw_only=True)
 class BudgetConfig:
-    degree: int | None = None
-    """Most neighbours that any node may have."""
-    bytes: float | None = None
-    """Most bytes that any node may send per iteration."""
+    degree: int | None = setting(None, "most neighbours that any node may have", low=1)
+    bytes: float | None = setting(None, "most bytes that any node may send per iteration", low=0, open_low=True)
 
     def __post_init__(self) -> None:
-        if self.degree is not None:
-            check_range("budget.degree", self.degree, 1)
-        if self.bytes is not None:
-            check_range("budget.bytes", self.bytes, 0, open_low=True)
+        check_settings(self, "budget.")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,29 +45,25 @@ class PlanConfig:
     """What `dgt plan` takes besides the settings of a run."""
 
     budget: BudgetConfig = field(default_factory=BudgetConfig)
-    parameters: int | None = None
-    """Parameters of the model; null: the problem's own."""
-    accuracy: float = 0.05
-    """What to reach: gradient norm and consensus error, as a share of their start."""
-    bandwidth: float | None = None
-    """GB/s that a node can send; with it, graphs are ranked by time."""
-    latency: float = 0.0
-    """Microseconds for a message to arrive."""
-    compute: float = 0.0
-    """Milliseconds for a gradient."""
-    measure: bool = False
-    """Measure bandwidth and latency between two ranks on this host."""
-    write: str | None = None
-    """Folder for the config: dgt train --config-dir FOLDER experiment=plan."""
+    parameters: int | None = setting(None, "parameters of the model; null: the problem's own", low=1)
+    accuracy: float = setting(
+        0.05,
+        "what to reach: gradient norm and consensus error, as a share of their start",
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
+    )
+    bandwidth: float | None = setting(
+        None, "GB/s that a node can send; with it, graphs are ranked by time", low=0, open_low=True
+    )
+    latency: float = setting(0.0, "microseconds for a message to arrive", low=0)
+    compute: float = setting(0.0, "milliseconds for a gradient", low=0)
+    measure: bool = setting(False, "measure bandwidth and latency between two ranks on this host")
+    write: str | None = setting(None, "folder for the config: dgt train --config-dir FOLDER experiment=plan")
 
     def __post_init__(self) -> None:
-        check_range("accuracy", self.accuracy, 0, 1, open_low=True, open_high=True)
-        check_range("latency", self.latency, 0)
-        check_range("compute", self.compute, 0)
-        if self.parameters is not None:
-            check_range("parameters", self.parameters, 1)
-        if self.bandwidth is not None:
-            check_range("bandwidth", self.bandwidth, 0, open_low=True)
+        check_settings(self)
         stated = {key: value for key in ("bandwidth", "latency", "compute") if (value := getattr(self, key))}
         for key, value in stated.items():
             if self.measure and key != "compute":
@@ -196,7 +187,7 @@ def _fitted(config: Config, most: float) -> tuple[Config, nx.Graph]:
     degree = 2 * graph.number_of_edges() / weights.size
     while _largest_degree(graph) > most and degree > 2 and free:
         degree = max(2.0, min(degree - 0.5, degree * most / _largest_degree(graph)))
-        config = dataclasses.replace(config, topology=dataclasses.replace(config.topology, avg_degree=round(degree, 2)))
+        config = dataclasses.replace(config, topology=config.topology.replace(avg_degree=round(degree, 2)))
         graph = network_of(config, Placement("alone"), as_drawn=True)[1]
     return config, graph if _largest_degree(graph) > most else network_of(config, Placement("alone"))[1]
 
@@ -209,13 +200,10 @@ def model_numbers(config: Config, settings: PlanConfig) -> int:
     """Parameters of the model that will be trained."""
     if settings.parameters is not None:
         return settings.parameters
-    problem = config.problem
-    if isinstance(problem, LeastSquaresConfig):
-        return problem.dimension
-    if isinstance(problem, Cifar10Config):
-        model = models.image_model(problem.model, 10, problem.norm, 0)
-        return sum(parameter.numel() for parameter in model.parameters())
-    raise ConfigError(f"problem={problem.name}: say how large the model is, parameters=COUNT")
+    count = problems.parameter_count(config)
+    if count is None:
+        raise ConfigError(f"problem={config.problem.name}: say how large the model is, parameters=COUNT")
+    return count
 
 
 def width_of(config: Config) -> int:
@@ -231,12 +219,17 @@ def quadratic_of(config: Config, nodes: int) -> Quadratic:
     return Quadratic(curvature, drawn.curvature * drawn.center, drawn.start, problem.noise)
 
 
-def _stand_in(config: Config) -> LeastSquaresConfig:
-    return config.problem if isinstance(config.problem, LeastSquaresConfig) else LeastSquaresConfig()
+def _stand_in(config: Config) -> LeastSquaresSettings:
+    found: LeastSquaresSettings = config.problem.settings if _is_quadratic(config) else LeastSquaresSettings()
+    return found
+
+
+def _is_quadratic(config: Config) -> bool:
+    return problems.class_of(config).is_quadratic
 
 
 def step_of(config: Config) -> float:
-    return config.lr if isinstance(config.problem, LeastSquaresConfig) else Config().lr
+    return config.lr if _is_quadratic(config) else Config().lr
 
 
 def examine(
@@ -300,7 +293,7 @@ def decided(
     better = [row for row in rows if _is_chosen(row, rows)]
     order = _in_order(better) + _in_order([row for row in rows if row not in better])
     best, best_lr, best_error = order[0], None, None
-    if isinstance(best.config.problem, LeastSquaresConfig):
+    if _is_quadratic(best.config):
         best_lr, best_error = _best_step(best, weights, quadratic)
     return Plan(order, settings, weights, left_out, quadratic.noise, best_lr, best_error)
 

@@ -32,24 +32,23 @@ from dgt.commands.plan.candidates import (
 )
 from dgt.config import STRATEGIES, Config
 from dgt.config import compose as composing
-from dgt.config.checks import build, close_to, documented
+from dgt.config.checks import build, close_to
 from dgt.config.fragment import fragment, overrides_of
+from dgt.config.settings import documented
 from dgt.errors import ConfigError
 from dgt.network import plan as planner
+from dgt.network.topologies import PROPOSED
 from dgt.processes.placement import Placement
 from dgt.runs.sinks.progress import Progress
 from dgt.training.setup import network_of
 
-CANDIDATES = ("ring", "grid", "torus", "exponential", "erdos_renyi", "tailored")
 BOTH = ("strategy=I,II", "strategy=II,I")  # as without them
 QUICK_NODES = 100  # up to here nobody has to wait
 
 
 def settings() -> list[str]:
     """'key: default   # meaning' for --help."""
-    own = [line for line in documented(PlanConfig) if not line.startswith("budget")]
-    lines = [f"budget.{line}" for line in documented(BudgetConfig)] + own
-    return [line.replace(": None ", ": null ").replace(": False ", ": false ") for line in lines]
+    return [f"budget.{line}" for line in documented(BudgetConfig)] + documented(PlanConfig)
 
 
 def plan(overrides: Sequence[str]) -> Plan:
@@ -113,7 +112,7 @@ def candidates(overrides: Sequence[str]) -> tuple[dict[str, Config], bool]:
         if item.is_sweep_override() and item.key_or_group != "topology":
             raise ConfigError(f"{item.key_or_group}: dgt plan varies topology; give one {item.key_or_group}")
     named = _chosen(rest, "topology")
-    runs = composing.expand(rest if named else [*rest, f"topology={','.join(CANDIDATES)}"])
+    runs = composing.expand(rest if named else [*rest, f"topology={','.join(PROPOSED)}"])
     taken: set[str] = set()
     configs: dict[str, Config] = {}
     for run in runs:
@@ -147,7 +146,8 @@ def _chosen(overrides: Sequence[str], group: str) -> bool:
 
 def _belongs(setting: str, run: Sequence[str]) -> bool:
     key = setting.partition("=")[0].partition(".")[2]
-    return key in composing.keys_of("topology", run)
+    known = composing.keys_of("topology", run)
+    return key in known or "_target_" in known
 
 
 def as_dict(found: Plan) -> dict[str, Any]:

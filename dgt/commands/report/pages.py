@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +14,8 @@ from dgt.runs import layout
 from dgt.runs.reader import SILENCE, read
 from dgt.runs.run import GOING_ON, SILENT, Run
 from dgt.runs.searching import search
+
+log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 1.5
 Advance = Callable[[int, int, str], None]
@@ -82,7 +84,7 @@ def follow(paths: Sequence[str], out: Path | None = None, refresh: float = REFRE
     """
     runs_in(paths)  # all mistakes first
     page = page_path(paths, out)
-    print(f"dgt: following; open {page.resolve()} in a browser, it refreshes itself; Ctrl-C ends", file=sys.stderr)
+    log.info("following; open %s in a browser, it refreshes itself; Ctrl-C ends", page.resolve())
     before: object = None
     patience = time.monotonic() + SILENCE
     ended = True
@@ -94,7 +96,7 @@ def follow(paths: Sequence[str], out: Path | None = None, refresh: float = REFRE
             if not starting and not any(run.state == GOING_ON for run in runs):
                 for run in silent:
                     words = f"no line for {SILENCE / 60:.0f} minutes or more, and no reason: no longer followed"
-                    print(f"dgt: {run.name}: {words}", file=sys.stderr)
+                    log.warning("%s: %s", run.name, words)
                 break
             now = [(run.path, run.state, len(run.records), len(run.nodes), len(run.events)) for run in runs]
             if now != before:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
-from dgt.commands.base import Command, choices, refuse_ranks, tell
+from dgt.commands.base import Command, choices, refuse_ranks
 from dgt.commands.train import add_arguments
 from dgt.errors import LaunchError, TrainingError
+
+log = logging.getLogger(__name__)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -22,7 +25,7 @@ def run(options: argparse.Namespace) -> None:
     for config in configs:
         twin.check(config)
     for words in effect.on_simulate(options.overrides):
-        tell(words)
+        log.info(words)
     show = "text" if not options.json else "nothing" if options.multirun else "json"
     try:
         pairs = zip(configs, swept, strict=True)

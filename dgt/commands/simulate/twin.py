@@ -7,8 +7,8 @@ g - W y in place of W y, so that sums differ in their last bits.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ import networkx as nx
 import numpy as np
 import torch
 
-from dgt import reference
-from dgt.config import CheckpointConfig, Config, LeastSquaresConfig, TopologyConfig
+from dgt import problems, reference
+from dgt.config import CheckpointConfig, Config, TopologyConfig
 from dgt.errors import ConfigError
 from dgt.network import weights as node_weights
 from dgt.network.mixing import mixing_matrix, strategy
@@ -29,12 +29,15 @@ from dgt.runs.claiming import claim_run_dir, refuse_results
 from dgt.runs.holding import held
 from dgt.runs.lock import RunLock
 from dgt.runs.logger import RunLogger
-from dgt.runs.measures import Metrics, NodeMetrics
+from dgt.runs.measures import Metrics
 from dgt.runs.mirrors import check_logger
+from dgt.training.evaluation import Evaluation
 from dgt.training.health import Health
 from dgt.training.recording import versions
 from dgt.training.session import Clock
 from dgt.training.setup import DEFAULT_NODES, network_of
+
+log = logging.getLogger(__name__)
 
 MOST_EDGES = 5_000_000  # a few GB
 MANY_NODES = 20_000  # drawing their graph takes seconds
@@ -45,7 +48,7 @@ NARROW_BYTES = 2  # bfloat16 and float16
 
 def check(config: Config) -> None:
     """Refuse what only real ranks can do, and graphs too dense to hold."""
-    if not isinstance(config.problem, LeastSquaresConfig):
+    if not problems.class_of(config).is_quadratic:
         raise ConfigError(f"problem={config.problem.name}: dgt simulate knows least squares only; use dgt train")
     only_ranks = {
         "resume": "none", "warm_start": False, "placement": "none", "on_peer_loss": "stop", "bucket_mb": 0,
@@ -53,6 +56,7 @@ def check(config: Config) -> None:
     for key, value in only_ranks.items():
         if getattr(config, key) != value:
             raise ConfigError(f"{key}={getattr(config, key)}: for the ranks of dgt train; dgt simulate has none")
+    twin_of(config)
     if config.chaos.name != "none":
         raise ConfigError(f"chaos={config.chaos.name}: for the ranks of dgt train; dgt simulate has none")
     if config.checkpoint != CheckpointConfig():
@@ -92,17 +96,16 @@ def evaluated_at(iteration: int, config: Config) -> bool:
 
 def evaluations(
     config: Config, weights: Weights, graph: nx.Graph, seeds: Sequence[int], clock: Clock | None = None
-) -> Iterator[tuple[int, Metrics, NodeMetrics]]:
-    """(iteration, metrics [seeds], those of every node) wherever a real run is evaluated."""
-    assert isinstance(config.problem, LeastSquaresConfig)
+) -> Iterator[tuple[int, Evaluation]]:
+    """(iteration, what rank 0 would know) wherever a real run is evaluated."""
     clock = clock or Clock()
-    problem = LeastSquares(config.problem, seeds, range(weights.size))
+    problem = LeastSquares(config.problem.settings, seeds, range(weights.size))
     optimum, plan = problem.optimum(weights), strategy(config.strategy.name, weights)
     sent = traffic(config, graph, copies=len(seeds))
     states = reference.states(
-        config.algorithm.name, problem, graph, weights, config.strategy.name,
+        twin_of(config), problem, graph, weights, config.strategy.name,
         laziness=config.laziness, lr=config.lr, iterations=config.iterations,
-        local_steps=config.local_steps, wire=config.wire,
+        local_steps=config.local_steps, wire=config.wire, **dataclasses.asdict(config.algorithm.settings),
     )  # fmt: skip
     with np.errstate(all="ignore"):  # a diverging run is noticed at its next evaluation, and told once
         for state in states:
@@ -112,10 +115,10 @@ def evaluations(
             found = reference.network_metrics(state, problem, weights, plan)
             means, average, nodes = found.pop("means"), found.pop("average"), found.pop("nodes")
             metrics: Metrics = {**summarise(means, average, optimum), **found}
-            metrics["average_norm"] = np.linalg.norm(average, axis=-1)
             metrics["bytes_sent"] = np.full(len(seeds), sent.after(state.iteration))
             clock.resume()
-            yield state.iteration, metrics, {name: values[:, 0] for name, values in nodes.items()}
+            each = {name: values[:, 0] for name, values in nodes.items()}
+            yield state.iteration, Evaluation(metrics, each, np.linalg.norm(average, axis=-1))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,17 +135,22 @@ class Traffic:
 
 
 def traffic(config: Config, graph: nx.Graph, copies: int = 1) -> Traffic:
-    """z and y to every neighbour (dsgd: z alone); an all-reduce is counted as a ring, 2 (n-1)/n of the gradient."""
-    assert isinstance(config.problem, LeastSquaresConfig)
-    nodes, ends = graph.number_of_nodes(), 2 * graph.number_of_edges()
-    numbers = copies * config.problem.dimension
-    handshake = ends * HANDSHAKE_BYTES
-    if config.algorithm.name == "allreduce":
-        return Traffic(handshake, nodes * (2 * (nodes - 1) * numbers * NUMBER_BYTES // nodes), 1)
-    if config.algorithm.name == "dsgd":
-        return Traffic(handshake, ends * numbers * NUMBER_BYTES, 1)
-    width = NUMBER_BYTES if config.wire == "full" else NARROW_BYTES
-    return Traffic(handshake, ends * 2 * numbers * width, config.local_steps)
+    """Bytes of the handshake and of every exchange: the algorithm's class says how many vectors that is."""
+    nodes, edges = graph.number_of_nodes(), graph.number_of_edges()
+    numbers, width = copies * config.problem.dimension, NUMBER_BYTES if config.wire == "full" else NARROW_BYTES
+    sent = config.algorithm.kind.bytes_per_exchange(nodes, edges, numbers, NUMBER_BYTES, width)
+    return Traffic(2 * edges * HANDSHAKE_BYTES, sent, config.local_steps)
+
+
+def twin_of(config: Config) -> reference.Twin:
+    """The twin of the algorithm: beside those of the package, or an attribute `twin` of a class from outside."""
+    twin = config.algorithm.kind.twin or reference.named(config.algorithm.name)
+    if twin is None:
+        raise ConfigError(
+            f"algorithm={config.algorithm.name}: it has no twin for dgt simulate, its class no attribute `twin`; use "
+            "dgt train"
+        )
+    return twin
 
 
 def simulate(
@@ -152,10 +160,10 @@ def simulate(
     check(config)
     check_logger(config)
     if nodes_of(config) >= MANY_NODES:
-        _say(f"drawing {config.topology.name} on {nodes_of(config)} nodes")
+        log.info("drawing %s on %d nodes", config.topology.name, nodes_of(config))
     weights, graph = network_of(config, Placement("alone"))
     run_dir = claim_run_dir(config, swept)
-    with held(Path(run_dir), _say) as lock:
+    with held(Path(run_dir), log.info) as lock:
         refuse_results(Path(run_dir))  # another run may have had it since
         return _written(dataclasses.replace(config, run_dir=run_dir), weights, graph, lock, show, command)
 
@@ -163,8 +171,7 @@ def simulate(
 def _written(
     config: Config, weights: Weights, graph: nx.Graph, lock: RunLock, show: str, command: str
 ) -> dict[str, Any]:
-    assert isinstance(config.problem, LeastSquaresConfig)
-    health = Health(config, graph, weights, smoothness(config.problem), torch.float64)
+    health = Health(config, graph, weights, smoothness(config.problem.settings), torch.float64)
     logger = RunLogger(config, int(weights.size), speaks=True, command=command, simulated=True, lock=lock)
     logger.start(first=0)
     logger.environment({**versions(), "ranks": "none: dgt simulate is one process"})
@@ -172,15 +179,11 @@ def _written(
     logger.network(0, weights, mixing_matrix(graph, mixing_weights, config.laziness))
     clock = Clock()
     try:
-        for iteration, metrics, nodes in evaluations(config, weights, graph, [config.seed], clock):
-            health.look(iteration, metrics)
-            times = {"seconds": clock.training, "evaluation_share": clock.evaluation_share}
-            logger.record(iteration, metrics | {name: np.array([value]) for name, value in times.items()}, nodes)
+        for iteration, measured in evaluations(config, weights, graph, [config.seed], clock):
+            health.check(iteration, measured)
+            timed = measured.with_times(clock.training, clock.evaluation_share)
+            logger.record(iteration, timed.metrics, timed.nodes)
     except BaseException:
         logger.close()
         raise
     return logger.finish(show)
-
-
-def _say(words: str) -> None:
-    print(f"dgt: {words}", file=sys.stderr, flush=True)

@@ -16,25 +16,26 @@ def run(options: argparse.Namespace) -> None:
     from dgt.config import compose as composing
     from dgt.config import effect
     from dgt.launching import sweeps
-    from dgt.launching.launch import JoinOptions, be_rank
+    from dgt.launching.jobs import JoinOptions
+    from dgt.launching.rank import be_rank
     from dgt.launching.run import prepared, run_here
 
     here = environment.placement()
     show = "json" if options.json else "text"
     overrides, slurm = sweeps.split(options.overrides)
     effect.refuse("train", overrides)
-    slurm = sweeps.checked(slurm, options.multirun) if slurm else []
+    settings = sweeps.checked(slurm, options.multirun) if slurm else {}
     if here.launcher != "alone":
         if options.multirun:
             raise ConfigError(f"-m: sweeps start their own ranks; run them outside {here.launcher}")
         be_rank(
-            lambda: prepared(composing.compose(overrides), show),
+            lambda: prepared(composing.compose(overrides), here, show),
             lambda job: JoinOptions.from_config(job.config),
         )
         return
     runs, swept, configs = sweeping.runs_of(options, overrides, below_one_directory=bool(slurm))
     if slurm:
-        done, failed = sweeps.on_slurm(slurm, swept, configs)
+        done, failed = sweeps.on_slurm(settings, swept, configs)
         swept, summaries = [swept[number] for number, _ in done], [summary for _, summary in done]
     else:
         how = "nothing" if options.multirun and options.json else show

@@ -11,6 +11,7 @@ for step in range(checkpoints.resume(), 300):
 
 from __future__ import annotations
 
+import logging
 import secrets
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from dgt.algorithms import DecentralizedOptimizer
 from dgt.config import CheckpointConfig
 from dgt.errors import ConfigError
 from dgt.exchange.network import Network
-from dgt.processes import output
 from dgt.processes.agreement import broadcast_text
 from dgt.runs.folders import MARKER
 from dgt.runs.holding import hold
 from dgt.training.checkpoints.finding import find, once_committed
 from dgt.training.checkpoints.saving import Saver, compare, load
 from dgt.training.checkpoints.state import Tree, random_state, restore_random_state
+
+log = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -111,4 +113,4 @@ class Checkpoints:
 
     def _say(self, words: str) -> None:
         if self.node.is_main:
-            output.say(words)
+            log.warning("%s", words)

@@ -136,11 +136,11 @@ class Saver:
         def find() -> str:
             return write_down(SAVED if writer.outcome(iteration) else UNSAVED)
 
-        answer = question.attend(lambda: not writer.busy, is_needed)
+        answer = question.wait(lambda: not writer.busy, is_needed)
         if not answer:
             self.save(iteration)
-            answer = question.attend(lambda: writer.outcome(iteration) is not None, is_needed)
-        answer = answer or question.conclude(find)
+            answer = question.wait(lambda: writer.outcome(iteration) is not None, is_needed)
+        answer = answer or question.answer_by_lowest(find)
         if answer.startswith(BROKEN):
             raise PeerError(f"node {question.own}: {answer.removeprefix(BROKEN)}")
         writer.finish()  # others see this rank's file a moment before it is done with it
@@ -237,7 +237,7 @@ def _warm_start(session: Session, commit: Commit, say: Say) -> str:
     with torch.no_grad():
         for name, tensor in own.items():
             value = average[name] if average is not None else torch.zeros_like(tensor, device="cpu")
-            tensor.copy_(node.sum(value))
+            tensor.copy_(node.all_reduce(value))
     session.optimizer.flat.follow()
     said = f"{commit.world} nodes there, {node.size} here"
     say(f"warm start from the average model of iteration {commit.step} ({said}); trackers start anew on all nodes")

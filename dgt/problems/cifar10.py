@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from dgt.config import Cifar10Config
+from dgt.config.settings import setting
 from dgt.data import cifar10, partition
 from dgt.data.batches import ImageBatches, normalised
 from dgt.data.partition import Indices
@@ -17,6 +19,10 @@ from dgt.network.weights import Weights
 from dgt.problems.base import ProblemContext
 from dgt.problems.supervised import Batch, SupervisedProblem
 
+MODELS = ("resnet18", "resnet20", "cnn")
+NORMS = ("batch", "group")
+BUFFERS = ("local", "mixed", "recalibrated")
+PARTITIONS = ("iid", "dirichlet")
 TEST_BATCH = 250
 RECALIBRATION_BATCHES = 8
 
@@ -25,9 +31,54 @@ class ImageClassification(SupervisedProblem):
     """Node i's shard of CIFAR-10 and its copy of the model; all nodes start alike."""
 
     measures_start = False  # an untrained classifier guesses; a test set of ten thousand images is not free
+    local_settings = ("root",)
 
-    def __init__(self, config: Cifar10Config, context: ProblemContext, root: Path) -> None:
-        data = cifar10.load(root)
+    @dataclass(slots=True, kw_only=True)
+    class Settings:
+        model: str = setting("resnet18", "resnet18 (the paper's), resnet20 or cnn (for CPUs)", choices=MODELS)
+        norm: str = setting("batch", "batch or group", choices=NORMS)
+        buffers: str = setting(
+            "local",
+            "BatchNorm statistics: local, mixed (with the neighbours') or recalibrated (for the average model)",
+            choices=BUFFERS,
+        )
+        batch: int = setting(128, "samples per node and iteration", low=1)
+        augment: bool = setting(True, "random crops and flips")
+        weight_decay: float = setting(5e-4, "on the weights of convolutions and linear layers only", low=0)
+        partition: str = setting("iid", "iid, or dirichlet for unequal labels", choices=PARTITIONS)
+        beta: float = setting(0.5, "dirichlet: the smaller, the fewer labels a node sees", low=0, open_low=True)
+        sizes: list[float] | None = setting(
+            None, "shares of the samples, one per node; null: in proportion to the weights", low=0, open_low=True
+        )
+        test_samples: int = setting(10000, "test images used at evaluations", low=1, high=10000)
+        root: str | None = setting(None, "where the data set is kept; null: the user's cache directory")
+
+    @classmethod
+    def check_settings(cls, settings: Settings, weights: Weights) -> None:
+        partition.shard_sizes(cifar10.TRAIN_SAMPLES, weights, settings.sizes)
+
+    @classmethod
+    def fetch_data(cls, settings: Settings, cache: Path, say: Callable[[str], None]) -> None:
+        root = _root(settings, cache)
+        cifar10.ensure(root, say=say)
+        cifar10.verify(cifar10.load(root), root)
+
+    @classmethod
+    def shard_sizes(cls, settings: Settings, nodes: int, seed: int) -> list[int]:
+        """The sizes of shards that follow nobody's weights."""
+        shares = np.ones(nodes)
+        if settings.partition == "dirichlet":
+            shares = partition.uneven_shares(nodes, cifar10.CLASSES, settings.beta, seed)
+        return partition.shard_sizes(cifar10.TRAIN_SAMPLES, shares, settings.sizes).tolist()
+
+    @classmethod
+    def parameter_count(cls, settings: Settings) -> int:
+        model = image_model(settings.model, cifar10.CLASSES, settings.norm, 0)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def __init__(self, context: ProblemContext, **settings: Any) -> None:
+        config = self.Settings(**settings)
+        data = cifar10.load(_root(config, context.cache))
         self.config, self.weight_decay = config, config.weight_decay
         shard = shards(config, data.train_y, context.weights, context.seed)[context.node]
         self._batches = ImageBatches(
@@ -74,7 +125,7 @@ class ImageClassification(SupervisedProblem):
         return lambda: torch.optim.swa_utils.update_bn(batches, self.model)
 
 
-def shards(config: Cifar10Config, labels: np.ndarray, weights: Weights, seed: int) -> list[Indices]:
+def shards(config: ImageClassification.Settings, labels: np.ndarray, weights: Weights, seed: int) -> list[Indices]:
     """The samples of every node: sizes from `problem.sizes` or else the weights, labels as `problem.partition` says."""
     sizes = partition.shard_sizes(len(labels), weights, config.sizes)
     if config.partition == "dirichlet":
@@ -82,9 +133,9 @@ def shards(config: Cifar10Config, labels: np.ndarray, weights: Weights, seed: in
     return partition.iid_shards(sizes, seed)
 
 
-def data_sizes(config: Cifar10Config, nodes: int, seed: int) -> list[int]:
-    """What weights=data_size goes by: the sizes of shards that follow nobody's weights."""
-    shares = np.ones(nodes)
-    if config.partition == "dirichlet":
-        shares = partition.uneven_shares(nodes, cifar10.CLASSES, config.beta, seed)
-    return partition.shard_sizes(cifar10.TRAIN_SAMPLES, shares, config.sizes).tolist()
+def _root(settings: ImageClassification.Settings, cache: Path | None) -> Path:
+    assert settings.root is not None or cache is not None, "the trainer knows one"
+    return Path(settings.root or str(cache))
+
+
+PROBLEM = ImageClassification

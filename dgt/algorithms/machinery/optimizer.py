@@ -1,18 +1,23 @@
-"""What the decentralized optimizers share: flat parameters, gradients with weight decay, the step counter."""
+"""What all decentralized optimizers share: torch's interface, flat parameters, the step counter, state_dict."""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from dgt.algorithms.settings import COMPARED, group_facts, group_values, unscaled
-from dgt.config.checks import check_range
+from dgt.algorithms.machinery.groups import COMPARED, group_facts, group_values
+from dgt.algorithms.machinery.scaling import unscaled
+from dgt.config import WIRES
+from dgt.config.checks import check_choice, check_range
+from dgt.config.settings import meanings
 from dgt.errors import ConfigError, TrainingError
 from dgt.exchange.flat import FlatParameters
 from dgt.exchange.network import Network
@@ -24,15 +29,44 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(method, "__wrapped__", method)
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
+class NoSettings:
+    """An algorithm without hyperparameters of its own."""
+
+
+TRAFFIC: dict[str, Any] = {"wire": "full", "local_steps": 1, "bucket_mb": 0}  # and what each is if nothing is said
+
+
+def check_traffic(algorithm: type[DecentralizedOptimizer], given: dict[str, Any]) -> None:
+    """Raise `ConfigError` unless the algorithm supports these values of wire, local_steps and bucket_mb."""
+    check_choice("wire", given["wire"], WIRES)
+    check_range("local_steps", given["local_steps"], 1)
+    check_range("bucket_mb", given["bucket_mb"], 0)
+    for key, plain in TRAFFIC.items():
+        if given[key] != plain and key not in algorithm.supports:
+            raise ConfigError(f"{key}={given[key]}: not with {algorithm.__name__}; leave it out")
+
+
 class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
-    """One step is: take the gradients, exchange with the neighbours, write the new parameters.
+    """One step is: read the gradients, exchange with other nodes, write the new parameters.
+
+    An algorithm that exchanges vectors with its neighbours derives from `NeighbourOptimizer`; this class knows no more
+    than that there are other nodes.
 
     Groups may have their own `lr` and `weight_decay` (the gradient becomes g + weight_decay * theta), the same on all
     ranks at every step: z_j = theta_j - alpha y_j is mixed under a common alpha.
 
     With a `torch.amp.GradScaler`, a node whose gradients overflow stays out of that step: it does not descend, but
-    exchanges and mixes as ever, so that it keeps in step with neighbours who need not know (see `settings.unscaled`).
+    exchanges and mixes as ever, so that it keeps in step with neighbours who need not know (see `scaling.unscaled`).
     """
+
+    Settings: ClassVar[type[Any]] = NoSettings
+    """Hyperparameters of the algorithm, a dataclass of `setting`s: keyword arguments of the constructor, entries of the
+    parameter groups, and `algorithm.NAME=` in configs; the constructor's values are in `self.settings`."""
+    supports: ClassVar[frozenset[str]] = frozenset()
+    """Which of wire, local_steps and bucket_mb may be given; without, they keep their defaults."""
+    twin: ClassVar[Callable[..., Any] | None] = None
+    """The same algorithm on stacked arrays, for `dgt simulate`; one of this package is found in `dgt/reference/`."""
 
     _step_supports_amp_scaling = True  # GradScaler always calls `step`, and says what it found
     found_inf: torch.Tensor | None = None  # set by GradScaler for the time of a step
@@ -45,11 +79,19 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         lr: float,
         network: Network,
         weight_decay: float = 0.0,
+        overlap: bool = True,
+        wire: str = "full",
+        local_steps: int = 1,
+        bucket_mb: float = 0,
+        model: torch.nn.Module | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
-        for group in self.param_groups:
-            check_range("lr", float(group["lr"]), 0, open_low=True)
-            check_range("weight_decay", float(group["weight_decay"]), 0)
+        """overlap, wire, local_steps, bucket_mb and model are explained in `NeighbourOptimizer`, which uses them."""
+        traffic = {"wire": wire, "local_steps": local_steps, "bucket_mb": bucket_mb}
+        check_traffic(type(self), traffic)
+        self.settings = self.Settings(**settings)
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay} | dataclasses.asdict(self.settings))
+        self._check_groups()
         groups = [group["params"] for group in self.param_groups]
         self._wrappers = wrappers.refuse([parameter for group in groups for parameter in group])
         self.network = network
@@ -58,10 +100,18 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self.flat = FlatParameters(groups, names)
         self.flat.let_go = self._let_go
         made_of = {"parameters": self.flat.layout(), "algorithm": type(self).__name__}
-        agree(network.node, made_of | group_facts(self.param_groups))
+        made_of |= group_facts(self.param_groups) | {name: str(value) for name, value in traffic.items()}
+        agree(network.node, made_of | {"settings": str(self.settings)})
         self._noted: list[Any] = []
         self.iteration = 0
         self._warned = False
+
+    def _check_groups(self) -> None:
+        for group in self.param_groups:
+            check_range("lr", float(group["lr"]), 0, open_low=True)
+            check_range("weight_decay", float(group["weight_decay"]), 0)
+            for name, meaning in meanings(self.settings):
+                meaning.check(name, group[name])
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of this node, in step with its neighbours."""
@@ -240,8 +290,20 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         """pi_i (y_i - G_i g_i) [parameters], which sums to zero over the nodes; None without a tracker."""
         return None
 
+    @classmethod
+    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: int) -> int:
+        """Bytes that all nodes together send at an exchange of so many parameters.
+
+        width, wire_width  bytes per number in memory, and as it is sent with `wire`
+        """
+        raise NotImplementedError(f"{cls.__name__} does not say how much it sends")
+
+    def accumulate(self) -> contextlib.AbstractContextManager[None]:
+        """With buckets: around every backward of a step but the last, so that gradients add up before they are used."""
+        return contextlib.nullcontext()
+
     def drain(self) -> None:
-        """Take in whatever is still travelling."""
+        """Receive every message that is under way."""
 
     def _let_go(self) -> None:
         """Another optimizer takes the parameters over: leave them as they are after the last step."""

@@ -1,9 +1,9 @@
 """Exchange during backward: a bucket leaves when its last gradient is there, and arrives in the next forward.
 
-Hooks on the parameters see gradients as backward computes them; hooks on the modules take a bucket's parameters
-in just before the module that owns them runs. Wrong use is an error, never silence: a gradient for parameters that
-were not taken in (used without calling their module), one that comes after its bucket has left (a second backward),
-and a gradient that is changed after it has left (clipping).
+Hooks on the parameters see gradients as backward computes them; hooks on the modules receive a bucket's parameters
+just before the module that owns them runs. Wrong use raises: a gradient for parameters that were not received yet
+(used without calling their module), one that comes after its bucket has left (a second backward), and a gradient that
+is changed after it has left (clipping).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dgt.algorithms.bucket import Bucket
+from dgt.algorithms.machinery.bucket import Bucket
 from dgt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dgt.algorithms.gradient_tracking import GradientTracking
+    from dgt.algorithms.machinery.neighbours import NeighbourOptimizer
 
 
 class ExchangeDuringBackward:
     """The hooks on one model, whose parameters are the optimizer's; counts the gradients of the present step."""
 
-    def __init__(self, optimizer: GradientTracking, model: torch.nn.Module) -> None:
+    def __init__(self, optimizer: NeighbourOptimizer, model: torch.nn.Module) -> None:
         self._optimizer = optimizer
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._homes: dict[torch.nn.Parameter, int] = {}
@@ -52,8 +52,8 @@ class ExchangeDuringBackward:
         for module in model.modules():
             own = {homes[parameter] for parameter in module.parameters(recurse=False) if parameter in homes}
             if own:
-                taking = _taking([optimizer.buckets[number] for number in sorted(own)])
-                hooks.append(module.register_forward_pre_hook(_Hook(taking)))
+                receiving = _receiving([optimizer.buckets[number] for number in sorted(own)])
+                hooks.append(module.register_forward_pre_hook(_Hook(receiving)))
             # of any part of the model: neither is read before new values are there, nor overwritten by them
             hooks.append(module.register_state_dict_pre_hook(_Hook(optimizer.drain)))
             hooks.append(module.register_load_state_dict_pre_hook(_Hook(optimizer.drain)))
@@ -139,12 +139,12 @@ def _extents(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
     return torch.stack([norm.float() for norm in torch._foreach_norm(dense)]) if dense else torch.zeros(0)
 
 
-def _taking(buckets: list[Bucket]) -> Callable[[], None]:
-    def take() -> None:
+def _receiving(buckets: list[Bucket]) -> Callable[[], None]:
+    def receive() -> None:
         for bucket in buckets:
-            bucket.take_parameters()
+            bucket.receive_parameters()
 
-    return take
+    return receive
 
 
 class _Hook:
@@ -168,4 +168,4 @@ class _Hook:
 
 
 def _nothing() -> None:
-    """No optimizer, nothing to take in."""
+    """No optimizer, nothing to receive."""

@@ -1,0 +1,209 @@
+"""One stretch of the parameters, the whole model or a bucket of it, and the exchange of its vectors in streams.
+
+A step of a bucket, for an algorithm whose messages are z (needed at once) and y (needed after the next gradient):
+
+    start                z and y computed from the gradient, piece by piece; z is sent
+    receive_parameters   the neighbours' z received, new parameters; y is sent
+    receive_all          the neighbours' y received
+
+What is computed and what is done with a received vector is the algorithm's (`neighbours.NeighbourOptimizer`). Pieces
+are short enough to stay in the cache, so that what is read twice comes from memory once.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from dgt.exchange.flat import Piece
+from dgt.exchange.streams import PIECE, CompressedStream, Stream
+from dgt.exchange.transport import Outbox
+
+if TYPE_CHECKING:
+    from dgt.algorithms.machinery.neighbours import NeighbourOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One vector that is sent to all neighbours at every exchange.
+
+    name            its name in the equations, under which the update finds its memory
+    kind            what errors call it; lr and weight decay are compared with the neighbours' on "parameters"
+    needed_at_once  received before the step ends (with buckets: before the next forward), else after the next gradient
+    """
+
+    name: str
+    kind: str
+    needed_at_once: bool = True
+
+
+class Views(types.SimpleNamespace):
+    """The same stretch of several vectors: `theta`, each message and each state vector by its name.
+
+    A piece has `scratch` of its length too; a bucket has `part`, its place among all parameters, and `groups`, the
+    parameter groups that its messages were made with, where they may have changed since.
+    """
+
+
+class Bucket(Protocol):
+    """The steps of an exchange, in the order they are called."""
+
+    part: slice
+    """Which of the parameters."""
+    checks_finite: bool
+    """Whether numbers that are not finite are refused before anything is sent; off only to measure what it costs."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether new parameters are still to be received."""
+
+    def start(self, iteration: int) -> None:
+        """Compute the messages from the gradient and send the first."""
+
+    def receive_parameters(self) -> None:
+        """Receive the messages that are needed at once, if they are under way: the parameters are new after it."""
+
+    def receive_all(self) -> None:
+        """Receive every message that is under way."""
+
+    def local_step(self) -> None:
+        """A step without exchange."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the streams keep between steps."""
+
+    def outboxes(self) -> list[Outbox]:
+        """Where its messages leave."""
+
+
+class StreamBucket:
+    """A stream per message, so that each travels as long as it may."""
+
+    def __init__(self, optimizer: NeighbourOptimizer, part: slice, wire: torch.dtype | None) -> None:
+        self.part, self._optimizer, self.checks_finite = part, optimizer, True
+        like = optimizer.flat.values[part]
+        on_cpu = like.device.type == "cpu"
+        self._exceeds_cache = on_cpu and like.numel() > PIECE
+        self._messages = optimizer.messages
+        self._streams = [_stream(optimizer, message, like, wire) for message in self._messages]
+        self._at_once = sum(message.needed_at_once for message in self._messages)
+        length = PIECE if on_cpu else like.numel()
+        self._pieces = optimizer.flat.pieces(length, part)
+        self._scratch = torch.empty(min(length, like.numel()), dtype=like.dtype, device=like.device)
+        self._vectors = {"theta": like} | {name: vector[part] for name, vector in optimizer.vectors.items()}
+        self._views: dict[int, tuple[Views, list[Views]]] = {}
+        self._exchanged = Views()
+        self._versions: list[int] = []
+        self._iteration = 0
+
+    def start(self, iteration: int) -> None:
+        self.receive_all()
+        self._iteration = iteration
+        self._compute_messages()
+        self._streams[0].post(iteration)
+        if self._optimizer.returns_before_received:  # a user may change parameters and a scheduler lr meanwhile
+            self._versions = self._optimizer.flat.versions(self.part)
+            self._exchanged.groups = [{**group, "lr": float(group["lr"])} for group in self._optimizer.param_groups]
+
+    @torch.no_grad()
+    def _compute_messages(self) -> None:
+        optimizer, checked, total = self._optimizer, self._messages[0].name, 0.0
+        groups, sums_pieces = optimizer.param_groups, self.checks_finite and self._exceeds_cache
+        for piece, gradient, at in self._with_gradients():
+            optimizer.compute_messages(at, gradient, groups[piece.group])
+            if sums_pieces:
+                total += float(getattr(at, checked).sum())
+        if self.checks_finite:
+            optimizer.refuse_non_finite(total if sums_pieces else float(self._streams[0].buffer.sum()))
+
+    @property
+    def under_way(self) -> bool:
+        return self._at_once > 0 and self._streams[0].under_way
+
+    def receive_parameters(self) -> None:
+        if not self.under_way:
+            return
+        flat = self._optimizer.flat
+        if self._versions:
+            flat.refuse_changed(self.part, self._versions)
+        for number in range(self._at_once):
+            self._receive(number)
+        flat.write_parameters(self.part)
+
+    def receive_all(self) -> None:
+        self.receive_parameters()
+        for number in range(self._at_once, len(self._streams)):
+            if self._streams[number].under_way:
+                self._receive(number)
+
+    @torch.no_grad()
+    def _receive(self, number: int) -> None:
+        """The next message leaves when this one is there: on a slow link both together would only delay it."""
+        self._optimizer.receive(self._messages[number].name, self._streams[number], self._exchanged)
+        if number + 1 < len(self._streams):
+            self._streams[number + 1].post(self._iteration)
+
+    @torch.no_grad()
+    def local_step(self) -> None:
+        self.receive_all()
+        optimizer, total = self._optimizer, torch.zeros((), device=self._scratch.device)
+        for piece, gradient, at in self._with_gradients():
+            total += optimizer.local_step(at, gradient, optimizer.param_groups[piece.group]).sum()
+        optimizer.refuse_non_finite(float(total))
+
+    def _with_gradients(self) -> Iterator[tuple[Piece, torch.Tensor, Views]]:
+        """Every piece, its gradient with weight decay, and its views."""
+        optimizer = self._optimizer
+        self._exchanged, views = self._present_views()
+        for piece, at in zip(self._pieces, views, strict=True):
+            if optimizer.stays_out:
+                yield piece, optimizer.idle_gradient(at), at
+                continue
+            gradient = piece.gradient(self._scratch)
+            decay = optimizer.param_groups[piece.group]["weight_decay"]
+            if decay:
+                gradient = torch.add(gradient, at.theta, alpha=decay, out=at.scratch)
+            yield piece, gradient, at
+
+    def _present_views(self) -> tuple[Views, list[Views]]:
+        """The views of the whole bucket and of every piece, with the buffers that the next messages are written to.
+
+        Made once per buffer of the first message, because cutting takes as long as adding: streams are posted once per
+        exchange each, so that their buffers alternate together.
+        """
+        key = self._streams[0].buffer.data_ptr()
+        if key not in self._views:
+            buffers = {message.name: stream.buffer for message, stream in self._named_streams()}
+            vectors = self._vectors | buffers
+            self._views[key] = Views(part=self.part, groups=None, **vectors), self._cut(vectors)
+        return self._views[key]
+
+    def _cut(self, vectors: dict[str, torch.Tensor]) -> list[Views]:
+        lengths = [piece.place.stop - piece.place.start for piece in self._pieces]
+        parts = zip(*(vector.split(lengths) for vector in vectors.values()), strict=True)
+        return [
+            Views(scratch=self._scratch[:length], **dict(zip(vectors, part, strict=True)))
+            for length, part in zip(lengths, parts, strict=True)
+        ]
+
+    def _named_streams(self) -> Iterator[tuple[Message, Stream]]:
+        return zip(self._messages, self._streams, strict=True)
+
+    def outboxes(self) -> list[Outbox]:
+        return [stream.outbox for stream in self._streams]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        states = ((message.name, stream.state()) for message, stream in self._named_streams())
+        return {f"{name}_{key}": tensor for name, state in states for key, tensor in state.items()}
+
+
+def _stream(optimizer: NeighbourOptimizer, message: Message, like: torch.Tensor, wire: torch.dtype | None) -> Stream:
+    # one inbox is enough for a message that nobody waits for
+    network, transport, inboxes = optimizer.network, optimizer.transport, 2 if message.needed_at_once else 1
+    if wire is None:
+        return Stream(network, transport, message.kind, like, inboxes)
+    return CompressedStream(network, transport, message.kind, like, inboxes, wire)

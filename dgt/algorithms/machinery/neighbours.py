@@ -1,0 +1,240 @@
+"""An optimizer that exchanges vectors with its neighbours: overlap, wire, local_steps and bucket_mb of any algorithm.
+
+An algorithm is a subclass that names its messages and state vectors and writes its update for one stretch of the
+parameters: from gradient, state and theta to the messages (`compute_messages`), and what becomes of a received message
+(`receive`). `dsgd.py` is the shortest one.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from dgt.algorithms.machinery.backward import ExchangeDuringBackward
+from dgt.algorithms.machinery.bucket import Bucket, Message, StreamBucket, Views
+from dgt.algorithms.machinery.optimizer import DecentralizedOptimizer
+from dgt.algorithms.machinery.small_bucket import SmallBucket
+from dgt.errors import ConfigError
+from dgt.exchange.network import Network
+from dgt.exchange.streams import Stream
+
+# Below this size a message costs the same whatever it holds, so all vectors share one.
+ONE_MESSAGE_BYTES = 64 * 1024
+
+
+class NeighbourOptimizer(DecentralizedOptimizer):
+    """theta and the algorithm's vectors, exchanged with the neighbours under the mixing row of `network`.
+
+    overlap      let messages that are not needed at once travel while the next gradient is computed; the numbers are
+                 the same without
+    wire         full; bfloat16 or float16 halve the traffic of a float32 model (`exchange/streams.py` says what holds)
+    local_steps  exchange after every so many steps only; between them W = I
+    bucket_mb    start the exchange during backward, bucket by bucket, and end it in the next forward of `model`;
+                 gradients cannot be changed after backward then (clipping), and `drain` comes before reading or
+                 changing parameters
+
+    Parameter-sized buffers on a CPU: theta, gradient and the state vectors; each message twice where neighbours share
+    memory, else once, with two inboxes if it is needed at once and one if not, whatever the degree. A narrow wire needs
+    up to two more per message.
+    """
+
+    messages: ClassVar[tuple[Message, ...]]
+    """What is sent at every exchange, in this order; those needed at once come first."""
+    state_vectors: ClassVar[Mapping[str, str]] = {}
+    """Vectors like theta, zero at first, that are kept between steps: name in the equations -> name in checkpoints."""
+    has_array_update: ClassVar[bool] = False
+    """Whether `compute_message_arrays`, `receive_arrays` and `local_step_arrays` are written, for small models."""
+    supports = frozenset({"wire", "local_steps", "bucket_mb"})
+
+    # so that one whose making failed, as settings differ between ranks, can let go of the parameters
+    buckets: list[Bucket] = []  # noqa: RUF012
+    _backward: ExchangeDuringBackward | None = None
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float,
+        network: Network,
+        weight_decay: float = 0.0,
+        overlap: bool = True,
+        wire: str = "full",
+        local_steps: int = 1,
+        bucket_mb: float = 0,
+        model: torch.nn.Module | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            parameters, lr, network, weight_decay, overlap, wire, local_steps, bucket_mb, model, **settings
+        )
+        self.overlap, self.local_steps = overlap, local_steps
+        self.vectors = {name: self.flat.like() for name in self.state_vectors}
+        # in the order gradients become ready: from the model's last parameters to its first
+        self.buckets = self._make_buckets(wire, bucket_mb)
+        self.started = 0  # buckets whose exchange of this step has begun
+        self._accumulating = False
+        if bucket_mb and overlap:
+            if model is None:
+                name = type(self).__name__
+                raise ConfigError(f"bucket_mb={bucket_mb:g}: give the model too, {name}(..., model=model)")
+            self._backward = ExchangeDuringBackward(self, model)
+            network.before_reading.append(self.drain)
+            network.node.before_leaving.append(self.drain)
+
+    @abc.abstractmethod
+    def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        """Write every message of this stretch, and change the state vectors; elementwise, theta stays as it is.
+
+        at        the stretch of theta, messages and state vectors, by name: read `at.theta`, write `at.z`
+        gradient  g, weight decay included; read only
+        group     the parameter group: `lr`, `weight_decay`, and the algorithm's `Settings`
+
+        The first message must hold a number that is not finite wherever theta, gradient or state do: that is looked for
+        before anything is sent.
+        """
+
+    def receive(self, message: str, stream: Stream, at: Views) -> None:
+        """Use a message of all neighbours, by `stream.mix` or `stream.add_neighbours`: theta = W z, if nothing else.
+
+        message  which, by its name
+        stream   what has come in
+        at       the whole bucket: theta, state vectors and this node's own messages, of which those that follow may be
+                 written now; `groups_in(at)` are its parameter groups
+        """
+        stream.mix(at.theta)
+
+    def groups_in(self, at: Views) -> Iterator[tuple[dict[str, Any], slice]]:
+        """The parameter groups of a bucket, as its messages were made with, and where in the bucket they are."""
+        for group, whole in zip(at.groups or self.param_groups, self.flat.slices, strict=True):
+            start, stop = max(at.part.start, whole.start), min(at.part.stop, whole.stop)
+            if start < stop:
+                yield group, slice(start - at.part.start, stop - at.part.start)
+
+    def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """The step with W = I, `at.theta` changed in place; returns a tensor that is not finite where g is not."""
+        raise NotImplementedError(f"{type(self).__name__} supports local_steps, but has no local_step")
+
+    def idle_gradient(self, at: Views) -> Any:
+        """The gradient with which this node does not descend: of a step whose own has overflowed."""
+        return 0 * at.theta
+
+    def compute_message_arrays(self, at: Views, gradient: np.ndarray) -> None:
+        """`compute_messages` for the whole model and all groups, in numpy."""
+        raise NotImplementedError
+
+    def receive_arrays(self, mixed: Views, at: Views, gradient: np.ndarray) -> None:
+        """`receive` for all messages, `mixed.z` = W z and so on, which may be changed; in numpy."""
+        raise NotImplementedError
+
+    def local_step_arrays(self, at: Views, gradient: np.ndarray) -> np.ndarray:
+        """`local_step` for the whole model and all groups, in numpy."""
+        raise NotImplementedError
+
+    def descend_arrays(self, theta: np.ndarray, direction: np.ndarray, out: np.ndarray) -> None:
+        """out = theta - alpha direction, with each group's own alpha."""
+        groups = self.param_groups
+        if len(groups) == 1:
+            np.multiply(direction, -float(groups[0]["lr"]), out=out)
+        else:
+            for group, part in zip(groups, self.flat.slices, strict=True):
+                np.multiply(direction[part], -float(group["lr"]), out=out[part])
+        out += theta
+
+    @classmethod
+    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: int) -> int:
+        return 2 * edges * len(cls.messages) * numbers * wire_width
+
+    def _make_buckets(self, wire: str, bucket_mb: float) -> list[Bucket]:
+        theta = self.flat.values
+        small = len(self.messages) * theta.nbytes <= ONE_MESSAGE_BYTES
+        plain = theta.device.type == "cpu" and theta.dtype in (torch.float32, torch.float64)
+        fits = small and plain and not self.flat.has_masters and wire == "full" and not bucket_mb
+        if fits and self.has_array_update:
+            return [SmallBucket(self)]
+        parts = self.flat.buckets(int(bucket_mb * 2**20)) if bucket_mb else [slice(0, theta.numel())]
+        narrow = None if wire == "full" else getattr(torch, wire)
+        return [StreamBucket(self, part, narrow) for part in parts]
+
+    def update(self) -> None:
+        if self._backward is not None and self.found_inf is not None:
+            raise ConfigError(
+                "bucket_mb: a GradScaler unscales gradients after backward, when buckets have left; leave bucket_mb at "
+                "0, or the scaler out (autocast to bfloat16 needs none)"
+            )
+        if not self.exchanges:
+            for bucket in self.buckets:
+                bucket.local_step()
+            return
+        self.start_buckets(len(self.buckets))
+        self.started = 0
+        if self._backward is not None:
+            return
+        for bucket in self.buckets:
+            bucket.receive_parameters()
+        if not self.overlap:
+            self.drain()
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether this step talks to the neighbours."""
+        return (self.iteration + 1) % self.local_steps == 0
+
+    @property
+    def returns_before_received(self) -> bool:
+        """Whether `step` ends before the new parameters are there, so that a user could change them meanwhile."""
+        return self._backward is not None
+
+    @property
+    def hearing_steps(self) -> int:
+        # during backward messages leave before the step that announces, and are received one step later
+        return super().hearing_steps * self.local_steps + 2 * (self._backward is not None)
+
+    def start_buckets(self, number: int) -> None:
+        """Begin the exchange of the first so many buckets, in order: everybody sends in the same one."""
+        if self.started < number:
+            self.note_settings()
+        while self.started < number:
+            self.buckets[self.started].start(self.iteration)
+            self.started += 1
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+
+    @property
+    def uses_gradients_now(self) -> bool:
+        """Whether a gradient that has just arrived may be used."""
+        return self.exchanges and not self._accumulating and not self.network.averaging
+
+    def drain(self) -> None:
+        """Receive every message that is under way: theta and the state vectors are complete after it."""
+        for bucket in self.buckets:
+            bucket.receive_all()
+
+    def begin_step(self) -> None:
+        if self.started and self._backward is not None:  # the step has begun during backward
+            self._backward.refuse_changes()
+        else:
+            super().begin_step()
+
+    def close(self) -> None:
+        super().close()
+        if self._backward is not None:
+            self._backward.close()
+            self._backward = None
+            for finishing in (self.network.before_reading, self.network.node.before_leaving):
+                finishing.remove(self.drain)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        state = {self.state_vectors[name]: vector for name, vector in self.vectors.items()}
+        for number, bucket in enumerate(self.buckets):
+            state |= {f"{name}_{number}": tensor for name, tensor in bucket.state().items()}
+        return {**super().buffers(), **state}

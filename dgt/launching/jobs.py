@@ -1,0 +1,41 @@
+"""What ranks are started for: a job or a script, and the options with which they join."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dgt import problems
+from dgt.config import Config
+from dgt.processes.node import Node
+
+
+class Job(Protocol):
+    """What ranks do once they have joined; plain data, because it is pickled for the ranks."""
+
+    def run(self, node: Node) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """How ranks join: from the config, the same for all of them."""
+
+    backend: str = "auto"
+    device: str = "auto"
+    timeout: float = 60.0
+    tolerates_loss: bool = False
+    """Whether the other ranks may go on when one is lost."""
+
+    @classmethod
+    def from_config(cls, config: Config) -> JoinOptions:
+        small = problems.class_of(config).is_small  # it uses a GPU only if the user asks for one
+        device = "cpu" if config.device == "auto" and small else config.device
+        return cls(config.backend, device, config.timeout, config.on_peer_loss == "continue")
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A user's own Python program, to be run by every rank."""
+
+    path: str
+    arguments: list[str]

@@ -1,0 +1,145 @@
+"""Overlap, buckets, narrow wire and local steps belong to no algorithm: DSGD and one from outside have them too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import dgt
+from dgt import reference
+from dgt.algorithms import DecentralizedOptimizer, Message, NeighbourOptimizer, Views
+from dgt.errors import ConfigError, LaunchError
+from dgt.network.mixing import mixing_matrix
+from dgt.processes.node import Node
+from tests.algorithms.toy import Toy
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_library import TINY, Loop, assert_equals_the_twin
+
+pytestmark = pytest.mark.timeout(180)
+
+NARROW = {"wire": "bfloat16", "local_steps": 2}
+HEAVY = {"momentum": 0.5}
+LOOPS = {
+    "DSGD, groups, scheduler, clipping": Loop(algorithm=dgt.DSGD, strategy="I", groups=True, schedule=True, clip=True),
+    "DSGD, narrow wire, local steps, state_dict": Loop(algorithm=dgt.DSGD, options=NARROW, groups=True, reload=True),
+    "DSGD, buckets, groups, scheduler": Loop(algorithm=dgt.DSGD, options=TINY, groups=True, schedule=True),
+    "DSGD, buckets, narrow wire, local steps, state_dict": Loop(
+        algorithm=dgt.DSGD, options={**TINY, **NARROW}, reload=True
+    ),
+    "AllReduce, groups, scheduler": Loop(algorithm=dgt.AllReduce, strategy="I", groups=True, schedule=True),
+    "AllReduce, state_dict": Loop(algorithm=dgt.AllReduce, reload=True),
+    "from outside": Loop(algorithm=Toy, options=HEAVY, strategy="I", groups=True, reload=True),
+    "from outside, buckets, scheduler": Loop(algorithm=Toy, options={**HEAVY, **TINY}, groups=True, schedule=True),
+    "from outside, buckets, narrow wire, local steps": Loop(
+        algorithm=Toy, options={**HEAVY, **TINY, **NARROW}, reload=True
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_any_algorithm_on_ranks_equals_its_twin_with_every_option(loop: str) -> None:
+    assert_equals_the_twin(LOOPS[loop])
+
+
+@pytest.fixture
+def network() -> Iterator[dgt.Network]:
+    with dgt.join(device="cpu") as node:
+        yield dgt.Network(node, dgt.graphs.complete(1), [1.0])
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.ones(3))]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (dgt.AllReduce, {"wire": "bfloat16"}, "wire=bfloat16: not with AllReduce; leave it out"),
+        (dgt.AllReduce, {"local_steps": 2}, "local_steps=2: not with AllReduce; leave it out"),
+        (dgt.AllReduce, {"bucket_mb": 1.0}, "bucket_mb=1.0: not with AllReduce; leave it out"),
+        (dgt.DSGD, {"bucket_mb": 1.0}, r"bucket_mb=1: give the model too, DSGD\(..., model=model\)"),
+        (dgt.DSGD, {"wire": "int1"}, "wire=int1: allowed: full, bfloat16, float16"),
+        (Toy, {"momentum": 1.5}, "momentum=1.5: must be"),
+    ],
+)
+def test_options_that_an_algorithm_does_not_have_are_refused_in_a_sentence(
+    make: type[DecentralizedOptimizer], options: dict[str, Any], words: str, network: dgt.Network
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make(parameters(), lr=0.1, network=network, **options)
+
+
+def test_settings_are_keyword_arguments_and_entries_of_the_groups(network: dgt.Network) -> None:
+    optimizer = Toy([{"params": parameters()}, {"params": parameters(), "momentum": 0.2}], 0.1, network, momentum=0.7)
+    assert optimizer.settings.momentum == 0.7
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.7, 0.2]
+    with pytest.raises(ConfigError, match="momentum=-1: must be"):
+        Toy([{"params": parameters(), "momentum": -1}], 0.1, network)
+    with pytest.raises(TypeError, match="momentum"):
+        dgt.DSGD(parameters(), 0.1, network, momentum=0.5)
+
+
+@dataclass
+class Different:
+    def run(self, node: Node) -> None:
+        network = dgt.Network(node, dgt.graphs.ring(node.size), [1.0] * node.size)
+        Toy(parameters(), 0.1, network, momentum=0.5 + 0.1 * (node.rank == 1))
+
+
+def test_ranks_agree_on_settings_of_an_algorithm_before_the_first_step() -> None:
+    with pytest.raises(LaunchError, match=r"ranks disagree on momentum: 0.5 on rank 0; 0.6 on rank 1"):
+        run_ranks(Different(), 2)
+
+
+class Two(NeighbourOptimizer):
+    """Two messages that are needed at once, the second made of the first: theta' = W (theta - alpha W g)."""
+
+    messages = (Message("y", "tracker"), Message("z", "parameters"))
+    supports = NeighbourOptimizer.supports - {"local_steps"}
+
+    def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        at.y.copy_(gradient)
+
+    def receive(self, message: str, stream: Any, at: Views) -> None:
+        if message == "y":
+            self.direction = torch.empty_like(at.theta)
+            stream.mix(self.direction)
+            torch.sub(at.theta, self.direction, alpha=self.param_groups[0]["lr"], out=at.z)
+        else:
+            stream.mix(at.theta)
+
+
+@dataclass
+class Steps:
+    def run(self, node: Node) -> list[float]:
+        network = dgt.Network(node, dgt.graphs.ring(node.size), [1.0] * node.size)
+        theta = torch.nn.Parameter(torch.full((2,), float(node.rank), dtype=torch.float64))
+        optimizer = Two([theta], 0.1, network)
+        for _ in range(5):
+            theta.grad = theta.detach() - node.rank
+            optimizer.step()
+        with pytest.raises(ConfigError, match="local_steps=2: not with Two"):
+            Two([theta], 0.1, network, local_steps=2)
+        return theta.tolist()
+
+
+def test_a_message_may_be_made_of_the_one_before() -> None:
+    W, rank = mixing_matrix(dgt.graphs.ring(3), dgt.weights.normalise([1.0] * 3)).toarray(), torch.arange(3.0).numpy()
+    theta = rank.astype(float)
+    for _ in range(5):
+        theta = W @ (theta - 0.1 * W @ (theta - rank))
+    found = run_ranks(Steps(), 3)
+    assert [found[node][0] for node in range(3)] == pytest.approx(theta, abs=1e-12)
+
+
+def test_every_module_is_an_algorithm_with_a_twin() -> None:
+    assert registry.names("algorithm") == ("allreduce", "dsgd", "gradient_tracking")
+    for name in registry.names("algorithm"):
+        assert issubclass(registry.find("algorithm", name), DecentralizedOptimizer)
+        assert reference.named(name) is not None
+    with pytest.raises(ConfigError, match="algorithm=machinery: allowed: allreduce, dsgd, gradient_tracking"):
+        registry.find("algorithm", "machinery")
