@@ -21,7 +21,7 @@ from dgt.config import files
 from dgt.report.groups import NAMED, Array, Group, grouped
 from dgt.report.tables import markdown_table, table
 from dgt.runs import layout, measures
-from dgt.runs.reader import Run, is_number, problems_of
+from dgt.runs.run import Run, is_number, problems_of
 
 LATE = 0.8  # the last fifth of a run's iterations
 FEW = 4  # metrics in the terminal; the files have all

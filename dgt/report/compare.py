@@ -15,9 +15,12 @@ from dgt.errors import ConfigError, printable
 from dgt.report.groups import Curve, curve, grouped
 from dgt.report.tables import table
 from dgt.runs import layout, measures
+from dgt.runs.contents import MOST_METRICS, read_json
 from dgt.runs.layout import COMPARISON
 from dgt.runs.measures import ACCURACY
-from dgt.runs.reader import FINISHED, MOST_METRICS, MOST_RUNS, Run, not_ended, read_json
+from dgt.runs.reader import not_ended
+from dgt.runs.run import FINISHED, Run
+from dgt.runs.searching import MOST_RUNS
 
 CELL = ("weights", "topology", "strategy")
 FEW = 3  # of a problem's own metrics in the terminal; summary.json has all

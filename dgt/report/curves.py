@@ -21,7 +21,7 @@ from dgt.report import style
 from dgt.report.groups import Array, Curve, Group, curve, grouped
 from dgt.report.networks import nodes_of
 from dgt.runs.measures import Measure
-from dgt.runs.reader import Run
+from dgt.runs.run import Run
 
 BAND = (10, 90)  # percent of the seeds between which the band lies
 ABREAST = {style.PAGE: 4, style.COLUMN: 2}  # panels side by side

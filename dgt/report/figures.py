@@ -24,7 +24,7 @@ from dgt.report import curves, gaps, matrices, style
 from dgt.report.networks import nodes_of
 from dgt.runs import measures
 from dgt.runs.measures import ACCURACY, GRADIENT, LOSS
-from dgt.runs.reader import Run, is_number, problems_of
+from dgt.runs.run import Run, is_number, problems_of
 
 MOST_FIGURES = 500  # some ten minutes
 Job = tuple[str, Callable[[], list[Path]]]  # what it is called, and how it is drawn

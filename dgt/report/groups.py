@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dgt.runs.reader import FINISHED, SECTIONS, Run, is_number, short
+from dgt.runs.run import FINISHED, SECTIONS, Run, is_number, short
 
 Array = npt.NDArray[np.float64]
 NAMED = ("problem", "weights", "topology", "strategy", "algorithm")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dgt.config import files
 from dgt.report.payload import payload
-from dgt.runs.reader import Run
+from dgt.runs.run import Run
 
 SCRIPTS = ("draw.js", "curves.js", "network.js", "nodes.js", "words.js", "page.js")
 

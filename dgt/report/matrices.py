@@ -15,7 +15,7 @@ from dgt.network import graphs
 from dgt.network.weights import PAPER, Weights, named
 from dgt.report import style
 from dgt.report.networks import graph_of, nodes_of
-from dgt.runs.reader import Run
+from dgt.runs.run import Run
 
 Networks = Mapping[str, tuple[Weights, nx.Graph]]  # name of the weights -> weights and the graph drawn for them
 MOST = 256  # nodes; the blocks of larger networks could not be told apart

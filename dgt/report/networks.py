@@ -10,8 +10,8 @@ from dgt.config.checks import build
 from dgt.network import graphs, weights
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import Weights
-from dgt.runs.reader import Record, Run
 from dgt.runs.record import network_record
+from dgt.runs.run import Record, Run
 
 MOST_NODES = 10_000_000  # of a config that may be anybody's; a number each is all that is made of them
 MOST_TRIES = 1000  # draws of a graph that may never be connected

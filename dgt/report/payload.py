@@ -15,7 +15,7 @@ from dgt.report.layout import positions
 from dgt.report.networks import record_of
 from dgt.runs.layout import METRICS, NETWORK
 from dgt.runs.measures import OF_NODES, main, measure_of
-from dgt.runs.reader import FINISHED, GOING_ON, SILENT, Record, Run, is_number
+from dgt.runs.run import FINISHED, GOING_ON, SILENT, Record, Run, is_number
 
 CURVE_NUMBERS = 60_000  # in all curves together
 NODE_NUMBERS = 120_000  # in all measurements of single nodes

@@ -9,7 +9,7 @@ import numpy as np
 
 from dgt.report.groups import Group, choices, curve, differing, grouped
 from dgt.runs.measures import ACCURACY, Measure, apart, main
-from dgt.runs.reader import FAILED, FINISHED, GOING_ON, LABEL, STOPPED, Run, is_number, problems_of
+from dgt.runs.run import FAILED, FINISHED, GOING_ON, LABEL, STOPPED, Run, is_number, problems_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Measure:
 GRADIENT = Measure(
     "grad_norm",
     "weighted gradient norm",
-    "norm of 1/n sum_i lambda_i grad F_i(theta_i); where gradients are known exactly",
+    "norm of 1/n sum_i lambda_i grad F_i(theta_i), where gradients are exact",
     symbol=r"$\Vert\frac{1}{n}\,\Sigma_i\lambda_i\nabla F_i(\theta_i)\Vert$",
     logarithmic=True,
     close_up=True,
@@ -57,7 +57,7 @@ GRADIENT = Measure(
 DISTANCE = Measure(
     "distance",
     "distance to the optimum",
-    "norm of the average model minus the optimum; where the optimum is known",
+    "from the strategy's network average to the closed-form optimum",
     symbol=r"$\Vert\bar\theta-\theta^\star\Vert$",
     logarithmic=True,
     better="lower",
@@ -66,7 +66,8 @@ DISTANCE = Measure(
 LOSS = Measure(
     "loss",
     "interval loss",
-    "1/n sum_i lambda_i (node i's loss), for models trained on data the mean since the last evaluation",
+    "1/n sum_i lambda_i F_i(theta_i); of models trained on data the mean of the mini-batch losses since the last "
+    "evaluation, weighted alike (the paper's interval loss)",
     late=0.5,
     late_words="second half",
     better="lower",
@@ -75,7 +76,7 @@ LOSS = Measure(
 ACCURACY = Measure(
     "accuracy",
     "test accuracy",
-    "1/n sum_i lambda_i (test accuracy of node i's model)",
+    "1/n sum_i lambda_i (node i's own model on the test set)",
     better="higher",
     shown=True,
 )
@@ -86,14 +87,12 @@ CONSENSUS = Measure(
     logarithmic=True,
     shown=True,
 )
-SECONDS = Measure(
-    "seconds", "training time", "since the start, without evaluations", "s", upkeep=True, of_all_seeds=True
-)
+SECONDS = Measure("seconds", "training time", "without evaluations", "s", upkeep=True, of_all_seeds=True)
 EVALUATION_SHARE = Measure(
-    "evaluation_share", "share of the time spent evaluating", "of the time so far", upkeep=True
+    "evaluation_share", "share of the time spent evaluating", "of all time so far", upkeep=True
 )  # fmt: skip
 BYTES_SENT = Measure(
-    "bytes_sent", "sent by all nodes", "payload of all messages so far", "bytes", upkeep=True, of_all_seeds=True
+    "bytes_sent", "sent by all nodes", "so far, by all nodes together", "bytes", upkeep=True, of_all_seeds=True
 )
 
 # in the order of the tables of `dgt report`
@@ -105,17 +104,18 @@ ALL = (
     Measure(
         "average_accuracy",
         "test accuracy of the average model",
-        "test accuracy of sum_i pi_i theta_i, pi = 1/n (Strategy I) or lambda/n (II)",
+        "of the network's average model, the test set split over the ranks",
         better="higher",
         shown=True,
     ),
-    Measure("test_loss", "test loss", "1/n sum_i lambda_i (test loss of node i's model)", better="lower"),
-    Measure("average_test_loss", "test loss of the average model", "test loss of the same average", better="lower"),
+    Measure("test_loss", "test loss", "1/n sum_i lambda_i (node i's own model on the test set)", better="lower"),
+    Measure("average_test_loss", "test loss of the average model", "of the network's average model", better="lower"),
     CONSENSUS,
     Measure(
         "tracking_residual",
         "tracking residual",
-        "norm of sum_i pi_i (y_i - G_i g_i): rounding only, unless a message was lost",
+        "norm of sum_i pi_i (y_i - G_i g_i), how far the trackers are from tracking: rounding only, unless a message "
+        "was lost",
         upkeep=True,
     ),
     SECONDS,

@@ -9,6 +9,7 @@ answer, is one warning, and that sink gets no further calls.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import queue
 import threading
@@ -74,11 +75,20 @@ class Mirror:
     def __init__(self, name: str, kind: type[Sink], run: RunInfo, settings: Any, say: Say) -> None:
         self._name, self._say, self._failed = name, say, False
         self._calls: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue(MOST_WAITING)
+        self._import(kind.package)
         # a daemon: the interpreter does not wait for a server at its exit
         self._thread = threading.Thread(
             target=self._make_calls, args=(kind, run, settings), name=f"dgt-{name}", daemon=True
         )
         self._thread.start()
+
+    def _import(self, package: str) -> None:
+        """In the main thread: a process forked meanwhile would inherit the locks of a module that is half imported."""
+        try:
+            if package:
+                importlib.import_module(package)
+        except Exception as error:  # one that is installed may still be broken
+            self._fail(str(error))
 
     def call(self, method: str, *arguments: Any) -> None:
         """Have this method called when those before it have been."""
@@ -90,9 +100,10 @@ class Mirror:
 
     def wait(self, seconds: float) -> None:
         """Until it is closed, or has failed."""
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            self._fail("does not answer")
+        if not self._failed:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                self._fail("does not answer")
 
     def _make_calls(self, kind: type[Sink], run: RunInfo, settings: Any) -> None:
         try:

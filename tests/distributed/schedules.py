@@ -253,7 +253,8 @@ def _wrong(schedule: Schedule, outcome: Outcome, run: Path) -> Iterator[str]:
         yield f"{commits(run)[-1].world} nodes in the last checkpoint"
     events = run / "events.jsonl"
     if killed and events.exists():
-        members = json.loads(events.read_text().splitlines()[-1])["members"]
+        found = [json.loads(line) for line in events.read_text().splitlines()]
+        members = [event["members"] for event in found if event["event"] == "membership"][-1]
         if members != [node for node in range(schedule.nodes) if node not in killed]:
             yield f"members {members} went on"
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dgt.commands.compare import job as comparison
 from dgt.config import Config, StrategyConfig, TopologyConfig, WeightsConfig
-from dgt.runs.reader import FINISHED, SILENT, Run
+from dgt.runs.run import FINISHED, SILENT, Run
 
 LEAST_SQUARES = ("loss", "grad_norm", "distance", "consensus")
 IMAGES = ("loss", "accuracy", "average_accuracy", "consensus")

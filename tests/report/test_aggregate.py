@@ -11,7 +11,7 @@ import pytest
 
 from dgt.report import aggregate
 from dgt.report.groups import grouped
-from dgt.runs.reader import Run
+from dgt.runs.run import Run
 from tests.report.crafted import IMAGES, run, runs
 
 

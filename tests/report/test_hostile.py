@@ -28,8 +28,10 @@ from dgt.network import weights
 from dgt.report import aggregate, figures
 from dgt.report.html import page
 from dgt.report.networks import graph_of, record_of
-from dgt.runs import reader as runs
-from dgt.runs.reader import read, search
+from dgt.runs import contents
+from dgt.runs import searching as runs
+from dgt.runs.reader import read
+from dgt.runs.searching import search
 from tests.runs.test_reader import LINES, crafted
 
 pytestmark = pytest.mark.timeout(60)
@@ -151,14 +153,14 @@ def test_of_what_is_too_large_the_beginning_is_shown_and_that_is_said(
     run_dir = crafted(tmp_path / "r")
     for bound, value in (("MOST_LINES", 150), ("MOST_LINE_VALUES", 8), ("MOST_LINE", 20)):
         with monkeypatch.context() as patch:
-            patch.setattr(runs, bound, value)
+            patch.setattr(contents, bound, value)
             run = read(run_dir)
             kept = 0 if bound == "MOST_LINE" else 2
             assert run.records == LINES[:kept], bound
             assert f"metrics.jsonl is too large: only the first {kept} lines are read" in run.notes
     (run_dir / "metrics.jsonl").write_text(json.dumps({"iteration": 0} | {f"m{k}": k for k in range(5000)}) + "\n")
     run = read(run_dir)
-    assert len(run.metrics) == runs.MOST_METRICS - 1
+    assert len(run.metrics) == contents.MOST_METRICS - 1
     assert "5001 different metrics: only the first 200 are shown" in run.notes
     with (run_dir / "config.yaml").open("r+b") as file:
         file.truncate(2**40)  # takes no room on the disk

@@ -19,8 +19,9 @@ from dgt.launching.launch import start_ranks
 from dgt.processes.node import Node
 from dgt.report import html
 from dgt.report.payload import DRAWN, payload
-from dgt.runs.reader import Run, read
+from dgt.runs.reader import read
 from dgt.runs.record import MOST_NODES
+from dgt.runs.run import Run
 from dgt.training.evaluation import evaluate
 from dgt.training.setup import network_of
 from tests.distributed.runs import configured, session_of, train

@@ -23,7 +23,9 @@ from dgt.report.groups import NAMED, choices, differing, grouped
 from dgt.report.html import page
 from dgt.report.networks import graph_of
 from dgt.report.verdict import objective, verdict
-from dgt.runs.reader import FAILED, FINISHED, GOING_ON, SILENT, STOPPED, read, search
+from dgt.runs.reader import read
+from dgt.runs.run import FAILED, FINISHED, GOING_ON, SILENT, STOPPED
+from dgt.runs.searching import search
 
 LINES = [{"iteration": k, "loss": 10.0 / (k + 1), "grad_norm": 5.0 / (k + 1), "seconds": 0.1 * k} for k in (0, 3, 6)]
 

@@ -11,7 +11,9 @@ from dgt.config.checks import nearest
 from dgt.errors import ConfigError
 from dgt.report import aggregate, compare, html
 from dgt.runs import layout
-from dgt.runs.reader import GOING_ON, SILENCE, SILENT, Run, read, search
+from dgt.runs.reader import SILENCE, read
+from dgt.runs.run import GOING_ON, SILENT, Run
+from dgt.runs.searching import search
 
 log = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ class MLflow(Sink):
         self._log_parameters()
 
     def _tracking_uri(self, mlflow: Any) -> str | None:
-        """None leaves it to MLflow. It refuses plain folders since version 3.6, unless told that they are wanted."""
+        """None leaves it to MLflow. Its newer versions refuse plain folders, unless told that they are wanted."""
         if self.settings.tracking_uri is None and mlflow.tracking.is_tracking_uri_set():
             return None
         uri = self.settings.tracking_uri or str((self.run.directory / MLFLOW).resolve().as_uri())

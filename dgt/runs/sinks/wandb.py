@@ -42,7 +42,8 @@ class WeightsAndBiases(Sink):
             id=run_id,
             resume="allow",
             reinit="create_new",  # dgt compare has one for every seed at the same time
-            settings=wandb.Settings(silent=True, console="off"),
+            # a terminal that nobody looks at is not asked for a key for ever
+            settings=wandb.Settings(silent=True, console="off", login_timeout=20),
         )
         self.run.keep_id(WANDB, run_id)
         # an axis of our own: W&B's step must not decrease, and a resumed run measures some iterations anew
