@@ -106,7 +106,7 @@ def test_a_module_is_all_that_an_algorithm_needs(momentum: None) -> None:
     assert config.to_dict()["algorithm"] == {"name": "momentum", "beta": 0.5}
     assert "algorithm.beta: 0.9   # share of the last step   [algorithm=momentum]" in compose.settings()
     assert run_facts(config, [0])["algorithm.beta"] == "0.5"
-    with pytest.raises(ConfigError, match="^algorithm.beta=1.0: must be at least 0 and below 1"):
+    with pytest.raises(ConfigError, match=r"^algorithm.beta=1.0: must be at least 0 and below 1"):
         composed(["algorithm=momentum", "algorithm.beta=1"])
     with pytest.raises(ConfigError, match=r"^algorithm.bta: algorithm=momentum has no such key; did you mean"):
         composed(["algorithm=momentum", "algorithm.bta=1"])
@@ -195,7 +195,7 @@ def test_only_a_slow_graph_is_drawn_by_rank_0_alone() -> None:
 def test_settings_of_other_graphs_are_ignored_and_unknown_ones_are_not() -> None:
     """Earlier versions wrote the settings of all graphs into config.yaml."""
     assert TopologyConfig(name="ring", radius=0.3, seed=2).values == {}
-    with pytest.raises(ConfigError, match="topology.radios: no such key; it has no settings"):
+    with pytest.raises(ConfigError, match=r"topology.radios: no such key; it has no settings"):
         TopologyConfig(name="ring", radios=0.3)
 
 
@@ -203,7 +203,7 @@ def test_a_problem_from_outside_may_declare_settings(toys: None) -> None:
     config = ProblemConfig(_target_="choice_toys.Sized")
     config.check()
     assert config.values == {"width": 3}
-    with pytest.raises(ConfigError, match="problem.width=0: must be at least 1"):
+    with pytest.raises(ConfigError, match=r"problem.width=0: must be at least 1"):
         ProblemConfig(_target_="choice_toys.Sized", width=0).check()
 
 
