@@ -45,7 +45,6 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 def prepared(config: Config, show: str, swept: Mapping[str, str] | None = None, command: str = "") -> TrainJob:
     """Everything that can be wrong is found here, before any rank computes; rank 0 claims the run directory."""
     here = environment.placement()
-    config.check_targets()
     weights, _ = network_of(config, here, as_drawn=True)
     problems.check(config, weights)
     if config.chaos.rank is not None:
