@@ -9,6 +9,7 @@ A choice is plain data: it travels to the ranks and into config.yaml as its name
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -34,9 +35,9 @@ class Choice:
     usual: ClassVar[str]
     """The choice if nothing is said."""
     example: ClassVar[str]
-    """A dotted path, for messages."""
+    """What to type, for messages: the class, such as ..."""
     what: ClassVar[str]
-    """What a target is, for messages."""
+    """What a target must be, for messages."""
 
     def __init__(self, *, name: str | None = None, _target_: str | None = None, **values: Any) -> None:
         self.target, self.values = _target_, values
@@ -45,8 +46,8 @@ class Choice:
             check_choice(self.group, self.name, registry.names(self.group))
             self.values = dataclasses.asdict(registry.settings_from(self.group, self.kind, self._own(values)))
         elif not isinstance(_target_, str) or not _target_:
-            words = f"give the {self.what}, such as {self.group}._target_={self.example}"
-            raise ConfigError(f"{self.group}._target_: {words}")
+            kind, _, path = self.example.partition(" ")
+            raise ConfigError(f"{self.group}._target_: give the {kind}, such as {self.group}._target_={path}")
         else:
             self.name = name or _target_.rpartition(".")[2]
 
@@ -79,8 +80,16 @@ class Choice:
 
     def check(self) -> None:
         """Import a target, check its settings and add those that were not given; no more to do for other choices."""
-        if self.target is not None and registry.settings_class(self.group, self.kind) is not None:
+        if self.target is None:
+            return
+        if not self.is_suitable(self.kind):
+            raise ConfigError(f"{self.group}._target_={self.target}: must be {self.what}")
+        if registry.settings_class(self.group, self.kind) is not None:
             self.values = dataclasses.asdict(self.settings)
+
+    def is_suitable(self, kind: Any) -> bool:
+        """Whether a target can be what the group is about."""
+        return True
 
     def replace(self: AnyChoice, **changes: Any) -> AnyChoice:
         """The same choice with other settings."""
@@ -112,17 +121,28 @@ class Choice:
 
 
 class ProblemConfig(Choice):
-    group, usual, example, what = "problem", "least_squares", "my_module.MyProblem", "class"
+    """What a problem must be beside its settings, `problems.check` finds out."""
+
+    group, usual, example = "problem", "least_squares", "class my_module.MyProblem"
 
 
 class AlgorithmConfig(Choice):
-    group, usual, example, what = "algorithm", "gradient_tracking", "my_module.MyAlgorithm", "class"
+    group, usual, example = "algorithm", "gradient_tracking", "class my_module.MyAlgorithm"
+    what = "a class derived from dgt.algorithms.DecentralizedOptimizer"
+
+    def is_suitable(self, kind: Any) -> bool:
+        base = registry.resolve("dgt.algorithms.DecentralizedOptimizer")
+        return inspect.isclass(kind) and issubclass(kind, base)
 
 
 class TopologyConfig(Choice):
     """Settings of other graphs of the package are ignored: earlier versions wrote all of them into config.yaml."""
 
-    group, usual, example, what = "topology", "ring", "my_module.my_graph", "function"
+    group, usual, example = "topology", "ring", "function my_module.my_graph"
+    what = "a function that makes a networkx.Graph"
+
+    def is_suitable(self, kind: Any) -> bool:
+        return callable(kind) and not inspect.isclass(kind) and not inspect.isbuiltin(kind)
 
     def _own(self, values: dict[str, Any]) -> dict[str, Any]:
         own = defaults(registry.settings_of(self.kind))

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dgt.config import registry
 from dgt.config.checks import build, check_range
 from dgt.config.choices import AlgorithmConfig, Choice, ProblemConfig, TopologyConfig
 from dgt.config.loggers import LoggerConfig
@@ -110,17 +109,12 @@ class Config:
         supported = supports(self.algorithm.kind)
         for key, value in MACHINERY.items():
             if key != "overlap" and key not in supported and getattr(self, key) != value:
-                able = [
-                    name for name in registry.names("algorithm") if key in supports(registry.find("algorithm", name))
-                ]
-                raise ConfigError(f"{key}={getattr(self, key)}: only with algorithm={' or '.join(able)}")
+                name = self.algorithm.name
+                raise ConfigError(f"{key}={getattr(self, key)}: not with algorithm={name}; leave it out")
 
     def check_targets(self) -> None:
-        """Import what comes from outside the package and check its settings, before any rank starts.
-
-        The problem is not among them: `problems.check` does it, with the weights.
-        """
-        for choice in (self.algorithm, self.topology):
+        """Import what comes from outside the package, check its settings and add those that were not given."""
+        for choice in (self.problem, self.algorithm, self.topology):
             choice.check()
         self._check_machinery()
 

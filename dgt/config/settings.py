@@ -69,10 +69,7 @@ def setting(
     low, high  bounds of a number, or of every number of a list; an open end excludes the bound itself
     choices    the words that are allowed
     """
-    metadata = {_KEY: Meaning(help, low, high, open_low, open_high, tuple(choices))}
-    if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return _field(Meaning(help, low, high, open_low, open_high, tuple(choices)), default)
 
 
 def meanings(settings: Any) -> Iterator[tuple[str, Meaning]]:
@@ -102,16 +99,20 @@ def settings_of(function: Callable[..., Any]) -> type:
     hints = typing.get_type_hints(function, include_extras=True)
     fields = []
     for argument in list(inspect.signature(function).parameters.values())[1:]:
-        if argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
-            continue
-        kind, *extras = _taken_apart(hints.get(argument.name, Any))
-        meaning = next((extra for extra in extras if isinstance(extra, Meaning)), Meaning(""))
-        metadata = {_KEY: meaning}
-        if argument.default is inspect.Parameter.empty:
-            fields.append((argument.name, kind, dataclasses.field(metadata=metadata)))
-        else:
-            fields.append((argument.name, kind, dataclasses.field(default=argument.default, metadata=metadata)))
+        if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
+            kind, *extras = _taken_apart(hints.get(argument.name, Any))
+            meaning = next((extra for extra in extras if isinstance(extra, Meaning)), Meaning(""))
+            given = () if argument.default is argument.empty else (argument.default,)
+            fields.append((argument.name, kind, _field(meaning, *given)))
     return dataclasses.make_dataclass("Settings", fields, kw_only=True)
+
+
+def _field(meaning: Meaning, *default: Any) -> Any:
+    """A field of a dataclass with this default, or none; a list or dictionary is copied."""
+    metadata = {_KEY: meaning}
+    if default and isinstance(default[0], (list, dict)):
+        return dataclasses.field(default_factory=default[0].copy, metadata=metadata)
+    return dataclasses.field(default=default[0], metadata=metadata) if default else dataclasses.field(metadata=metadata)
 
 
 def _taken_apart(hint: Any) -> tuple[Any, ...]:

@@ -56,7 +56,6 @@ def prepared(
 
     here   which rank this process is, if any; all other arguments as for `run_here`
     """
-    config.check_targets()
     weights, drawn = network_of(config, here, as_drawn=True)
     problems.check(config, weights)
     if config.chaos.rank is not None:

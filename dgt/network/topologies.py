@@ -54,13 +54,11 @@ def topology(function: Any = None, *, name: str = "", proposed: bool = False, sl
 
 def make(config: TopologyConfig, weights: Weights) -> nx.Graph:
     """The graph a config asks for, on as many nodes as there are weights."""
-    function, label = config.kind, f"topology._target_={config.target}"
-    if config.target is None:
-        return function(_first(function, weights), **config.values)
-    if not callable(function) or inspect.isclass(function):
-        raise ConfigError(f"{label}: must be a function that makes a networkx.Graph")
     config.check()
+    function, label = config.kind, f"topology._target_={config.target}"
     graph = function(_first(function, weights), **config.values)
+    if config.target is None:
+        return graph
     if not isinstance(graph, nx.Graph):
         raise ConfigError(f"{label}: made {type(graph).__name__}, must make a networkx.Graph")
     if graph.number_of_nodes() != weights.size:

@@ -36,6 +36,7 @@ def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) 
 
     `as_drawn` leaves out `topology.optimize`, which takes its time, for those who only check or want the weights.
     """
+    config.check_targets()
     launched = placement.size if placement.launcher != "alone" else None
     by_data = config.weights.name == "data_size"
     shards = len(config.problem.values.get("sizes") or []) if by_data and config.problem.target is None else 0
