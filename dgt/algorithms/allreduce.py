@@ -20,7 +20,7 @@ from dgt.processes.notices import NEVER
 
 
 class AllReduce(DecentralizedOptimizer):
-    """What a decentralized run is compared with; the only optimizer here that talks to everyone.
+    """What a decentralized run is compared with; the only optimizer here that needs all ranks in every step.
 
     parameters, lr, weight_decay   as of torch.optim.SGD, the same on all ranks
     network                        a `dgt.Network`; of it, lambda only
@@ -34,11 +34,11 @@ class AllReduce(DecentralizedOptimizer):
         super().__init__(*arguments, **options)
         values, size = self.flat.values, self.network.node.size
         self._message = torch.zeros(values.numel() + 2).to(values)
-        self._sum, self._asked = self._message[:-2], self._message[-2:]  # the gradient; notices and settings
+        self._sum, self._notices = self._message[:-2], self._message[-2:]  # the gradient; notices and settings
         self._digests = _digests(values.dtype, size)
         if self._digests < FEWEST_DIGESTS:  # a message of their own, wide enough
             self._message = self._sum
-            self._asked = torch.zeros(2, dtype=torch.float64, device=values.device)
+            self._notices = torch.zeros(2, dtype=torch.float64, device=values.device)
             self._digests = _digests(torch.float64, size)
         values.mul_(self.network.average_weight)
         self.network.node.all_reduce(values)
@@ -52,26 +52,26 @@ class AllReduce(DecentralizedOptimizer):
         self.read_gradient(out=self._sum)
         self.refuse_non_finite(float(self._sum.sum()))
         self._sum.mul_(self.network.weight / node.size)
-        self._tell()
+        self._write_notices()
         node.all_reduce(self._message, compared=False)
         if self._message is self._sum:
-            node.all_reduce(self._asked, compared=False)
-        # everybody hears at once
-        notices.stop_at, notices.save_at = (self.iteration + 1 if asked else NEVER for asked in self._heard())
+            node.all_reduce(self._notices, compared=False)
+        # a sum reaches all ranks in the same step
+        notices.stop_at, notices.save_at = (self.iteration + 1 if asked else NEVER for asked in self._read_notices())
         self.transport.bytes_sent += _ring_bytes(node.size, self._sum.nbytes)
         self.descend(self.flat.values, self._sum, out=self.flat.values)
 
-    def _tell(self) -> None:
+    def _write_notices(self) -> None:
         """Whole numbers that are added up exactly: stop + (n + 1) d and save + (n + 1) d^2, d a digest of settings."""
         notices, step = self.network.node.notices, self.network.node.size + 1
         digest = self.transport.settings.digest % self._digests
-        self._asked[0] = (notices.stop_at != NEVER) + step * digest
-        self._asked[1] = (notices.save_at != NEVER) + step * digest**2
+        self._notices[0] = (notices.stop_at != NEVER) + step * digest
+        self._notices[1] = (notices.save_at != NEVER) + step * digest**2
 
-    def _heard(self) -> tuple[int, int]:
+    def _read_notices(self) -> tuple[int, int]:
         """How many ranks want to stop, and to save. Settings are the same on all n ranks iff n sum d^2 = (sum d)^2."""
         node = self.network.node
-        (total, stop), (squares, save) = (divmod(int(value), node.size + 1) for value in self._asked.tolist())
+        (total, stop), (squares, save) = (divmod(int(value), node.size + 1) for value in self._notices.tolist())
         if node.size * squares != total**2:
             agree(node, {"iteration": str(self.iteration), **group_facts(self.param_groups)})
         return stop, save

@@ -137,6 +137,28 @@ def test_a_message_may_be_made_of_the_one_before() -> None:
     assert [found[node][0] for node in range(3)] == pytest.approx(theta, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("make", "options", "keys"),
+    [
+        (dgt.GradientTracking, {}, {"rest"}),
+        (
+            dgt.GradientTracking,
+            {"wire": "bfloat16"},
+            {"rest", "z_estimate_0", "z_mixed_estimate_0", "y_estimate_0", "y_mixed_estimate_0"},
+        ),
+        (dgt.DSGD, {}, set()),
+        (dgt.DSGD, {"wire": "float16"}, {"z_estimate_0", "z_mixed_estimate_0"}),
+        (dgt.AllReduce, {}, set()),
+        (Toy, {}, {"u", "c"}),
+    ],
+)
+def test_names_in_a_state_are_those_of_checkpoints_written_before(
+    make: type[DecentralizedOptimizer], options: dict[str, Any], keys: set[str], network: dgt.Network
+) -> None:
+    state = make(parameters(), 0.1, network, **options).state_dict()["dgt"]
+    assert state.keys() == {"algorithm", "iteration", "layout"} | keys
+
+
 def test_every_module_is_an_algorithm_with_a_twin() -> None:
     assert registry.names("algorithm") == ("allreduce", "dsgd", "gradient_tracking")
     for name in registry.names("algorithm"):

@@ -51,7 +51,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     """Whether `compute_message_arrays`, `receive_arrays` and `local_step_arrays` are written, for small models."""
     supports = frozenset({"wire", "local_steps", "bucket_mb"})
 
-    # so that one whose making failed, as settings differ between ranks, can let go of the parameters
+    # class attributes, so that `close` works if the constructor raised, as when ranks disagree on settings
     buckets: list[Bucket] = []  # noqa: RUF012
     _backward: ExchangeDuringBackward | None = None
 
@@ -189,12 +189,12 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         return self._backward is not None
 
     @property
-    def hearing_steps(self) -> int:
+    def notice_steps(self) -> int:
         # during backward messages leave before the step that announces, and are received one step later
-        return super().hearing_steps * self.local_steps + 2 * (self._backward is not None)
+        return super().notice_steps * self.local_steps + 2 * (self._backward is not None)
 
     def start_buckets(self, number: int) -> None:
-        """Begin the exchange of the first so many buckets, in order: everybody sends in the same one."""
+        """Begin the exchange of the first so many buckets; in order, as messages are matched in the order sent."""
         if self.started < number:
             self.note_settings()
         while self.started < number:

@@ -153,14 +153,14 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         if self.network.averaging:
             self.refuse_inside_average("step")
         if self.flat.parameters[0].grad is None and not self._warned:
-            self._look_for_gradients()
+            self._warn_without_gradients()
 
     def refuse_inside_average(self, what: str) -> None:
         """There the model is the network's average, and its own values come back afterwards."""
         if not self.network.averaging.isdisjoint(map(id, self.flat.parameters)):
             raise ConfigError(f"{what} inside `with network.average(model)`: it would be lost; do it outside")
 
-    def _look_for_gradients(self) -> None:
+    def _warn_without_gradients(self) -> None:
         if any(parameter.grad is not None for parameter in self.flat.parameters):
             return
         wrappers.refuse_shards()
@@ -172,14 +172,14 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         )
 
     def _announce(self) -> None:
-        """Tell the others what this rank was asked for: a stop or a checkpoint, when all have heard of it."""
+        """Send a request that came to this rank, to stop or to save, for the step at which it has reached all ranks."""
         notices = self.network.node.notices
         if notices.stop_asked or notices.save_asked:
-            notices.announce(self.iteration + self.hearing_steps)
+            notices.announce(self.iteration + self.notice_steps)
 
     @property
-    def hearing_steps(self) -> int:
-        """Steps until everybody has heard what this node's next message says."""
+    def notice_steps(self) -> int:
+        """Steps until a notice in this node's next message has reached every node."""
         return max(1, self.network.reach)
 
     @property
@@ -312,7 +312,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self.close()
 
     def close(self) -> None:
-        """Let go of the model, which goes on with another optimizer."""
+        """Detach from the model, which another optimizer may train then."""
         self.flat.let_go = None
 
 

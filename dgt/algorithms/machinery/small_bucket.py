@@ -33,8 +33,8 @@ class SmallBucket:
         self._gradient, mixed = np.empty_like(self._theta), np.empty(message.numel(), self._theta.dtype)
         shares = [row.own, *(row.neighbours[peer] for peer in optimizer.transport.peers)]
         self._row = np.array(shares, self._theta.dtype)
-        self._heard = np.empty((len(self._row), message.numel()), self._theta.dtype)
-        self._heard_in_a_row, self._mixed = self._heard.reshape(-1), mixed
+        self._received = np.empty((len(self._row), message.numel()), self._theta.dtype)
+        self._received_flat, self._mixed = self._received.reshape(-1), mixed
         self._mixed_views = Views(**_cut(names, mixed))
         self._messages = [
             [own.numpy(), *(theirs.numpy() for theirs in self._outbox.theirs(turn))]
@@ -45,7 +45,7 @@ class SmallBucket:
         self._checked = [getattr(at, names[0]) for at in self._views]
 
     def start(self, iteration: int) -> None:
-        """One message there, all messages back: a whole exchange."""
+        """A whole exchange: send one message, receive the neighbours', mix."""
         turn, gradient, optimizer = self._outbox.turn, self._read_gradient(), self._optimizer
         messages, at = self._messages[turn], self._views[turn]
         optimizer.compute_message_arrays(at, gradient)
@@ -54,8 +54,8 @@ class SmallBucket:
         pending = self._outbox.post(iteration)
         pending.shared()
         pending.complete()
-        np.concatenate(messages, out=self._heard_in_a_row)
-        np.dot(self._row, self._heard, out=self._mixed)
+        np.concatenate(messages, out=self._received_flat)
+        np.dot(self._row, self._received, out=self._mixed)
         optimizer.receive_arrays(self._mixed_views, at, gradient)
 
     def _read_gradient(self) -> np.ndarray:

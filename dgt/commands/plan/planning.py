@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dgt.algorithms import GradientTracking
 from dgt.commands.doctor import examination
 from dgt.commands.plan.candidates import (
     BudgetConfig,
@@ -59,7 +60,8 @@ def plan(overrides: Sequence[str]) -> Plan:
     weights, _ = network_of(first, Placement("alone"), as_drawn=True)
     if weights.size == 1:
         raise ConfigError("dgt plan: a network of one node has nothing to choose")
-    bytes_per_neighbour = 2 * model_numbers(first, settings) * width_of(first)
+    vectors = len(GradientTracking.messages)  # per exchange
+    bytes_per_neighbour = vectors * model_numbers(first, settings) * width_of(first)
     if settings.measure:
         talk = examination.measured(first.transport)
         settings = dataclasses.replace(settings, measure=False, latency=talk.microseconds, bandwidth=talk.gigabytes)

@@ -1,7 +1,7 @@
 """What a rank needs to continue exactly where it was, as a tree of tensors and plain values.
 
 Batches depend on (seed, node, iteration) alone, so the iteration is the data's order and cursor. The optimizer's B
-holds tracker and last gradient in one vector (`algorithms/bucket.py`); nothing is in flight when the tree is made.
+holds tracker and last gradient in one vector (`algorithms/gradient_tracking.py`); nothing is in flight when it is made.
 """
 
 from __future__ import annotations
