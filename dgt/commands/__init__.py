@@ -1,7 +1,7 @@
 """One module or package per command of `dgt`: what it takes, its help, an example, and what it does.
 
-A module here that has a `COMMAND` is a command. Its top imports nothing heavy, because `python -m dgt` looks at it
-before torch is there; what it needs to do its work is imported when it runs.
+A module here that has a `COMMAND` is a command. Its top imports nothing heavy, because `python -m dgt` imports it
+before torch; what the command needs is imported when it runs.
 """
 
 from __future__ import annotations

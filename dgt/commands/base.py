@@ -1,4 +1,4 @@
-"""What a command of `dgt` is made of, and the words that commands share."""
+"""`Command`, of which every command of `dgt` has one, and functions that commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dgt.processes import environment
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    """Overrides and --json are all."""
+    """For commands that take only overrides and --json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,19 @@ class Command:
     """Its place in the list of commands."""
     add_arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
     takes: str = "key=value"
-    """What its plain words are called; empty if it takes none."""
+    """Metavar of its positional arguments in --help; empty if it takes none."""
     composes: bool = False
     """Whether it composes configs, and so takes --config-dir."""
     starts_ranks: bool = False
-    """Whether the process that forks ranks is started first of all, while this one imports torch."""
+    """Whether the forkserver is started first, so that both processes import torch at the same time."""
     computes_alone: bool = False
-    """Whether it does linear algebra in this process, which then has one thread."""
+    """Whether it does linear algebra in this process, which is then limited to one thread."""
     writes_results: bool = False
-    """Whether its results are files, so that output that cannot be written does not end it."""
+    """Whether its results are files, so that an error of writing to standard output does not end it."""
 
 
 def choices() -> list[str]:
-    """What every command that composes configs lets the user choose and set, in the words of the files in `conf/`."""
+    """Lines for --help of commands that compose configs: groups, experiments, settings, as in `conf/`."""
     from dgt.config import compose as composing
 
     lines = ["choices:", *(f"  {group:<10} {', '.join(names)}" for group, names in composing.groups().items())]
@@ -51,7 +51,7 @@ def choices() -> list[str]:
 
 
 def refuse_ranks(command: str) -> None:
-    """Raise where a launcher has started several processes for a command that is one."""
+    """Raise if a launcher has started several processes of a command that runs in one."""
     here = environment.placement()
     if here.size > 1:
         raise ConfigError(f"dgt {command} is one process; run it outside {here.launcher}")

@@ -20,7 +20,7 @@ SETTINGS = """settings:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Fetch it unless it is there, and compare checksums either way."""
+    """Download the data set if it is missing, and verify its checksums in any case."""
     from dgt.data import cifar10
 
     settings = {"root": str(environment.cache_dir()), "source": "auto"}

@@ -18,7 +18,7 @@ SETTINGS = """settings:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Compute the table; draw it where a folder is given."""
+    """Compute and print the table; with --figures also draw it."""
     from dgt.config import compose as composing
     from dgt.network.gaps import PUBLISHED, gap_rows
     from dgt.report.tables import gap_lines

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class Network:
     gradient_scale  G_ii: lambda_i in Strategy I, 1 in Strategy II
     weight          lambda_i
     average_weight  pi_i: the share of this node in the strategy's network average, 1/n or lambda_i/n
-    reach           exchanges after which a value that this node sends has passed to all others: its eccentricity
+    eccentricity    exchanges after which a value that this node sends has passed to all others
 
     As an argument, `row` replaces the handshake, for the ranks that are left after a loss.
     """
@@ -67,7 +68,7 @@ class Network:
         agree(node, self.facts | {"crc": str(crc)})
         self.node = node
         self.transport, self.crc = transport, crc
-        self.reach = max(nx.single_source_shortest_path_length(graph, node.rank).values())
+        self.eccentricity = max(nx.single_source_shortest_path_length(graph, node.rank).values())
         self.strategy = strategy
         self.neighbours = share.neighbours
         self.weight = share.weight
@@ -120,6 +121,12 @@ class Network:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError("save_average: give the model, network.save_average(path, model)")
         save_average(self, model, path, recalibrate)
+
+    @property
+    def reach(self) -> int:
+        """Deprecated: `eccentricity`."""
+        warnings.warn("network.reach is deprecated: use network.eccentricity", DeprecationWarning, stacklevel=2)
+        return self.eccentricity
 
     @property
     def bytes_sent(self) -> int:

@@ -182,7 +182,7 @@ def _signal_handlers_restored() -> Iterator[None]:
     }
     forkserver.start()
     try:
-        with _torch_loggers_disabled():
+        with _torch_log_dropped():
             yield
     except LaunchError:
         signals.keep_exit_code()
@@ -194,14 +194,21 @@ def _signal_handlers_restored() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torch_loggers_disabled() -> Iterator[None]:
-    """No log records of torch.distributed, whose elastic launcher logs every start and failure; all others stay."""
-    loggers = [found for name, found in logging.root.manager.loggerDict.items() if name.startswith("torch.distributed")]
-    changed = [found for found in loggers if isinstance(found, logging.Logger) and not found.disabled]
-    for logger in changed:
-        logger.disabled = True
+def _torch_log_dropped() -> Iterator[None]:
+    """Drop what torch logs, since its elastic launcher logs every start, signal and failure; dgt's own log stays.
+
+    All records of torch, also of loggers made later, end in a handler of one of its loggers: each gets a filter.
+    """
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    loggers = [found for name, found in logging.root.manager.loggerDict.items() if name.split(".")[0] == "torch"]
+    handlers = {handler for found in loggers if isinstance(found, logging.Logger) for handler in found.handlers}
+    for handler in handlers:
+        handler.addFilter(drop)
     try:
         yield
     finally:
-        for logger in changed:
-            logger.disabled = False
+        for handler in handlers:
+            handler.removeFilter(drop)

@@ -116,4 +116,4 @@ class Ranks:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Signals after the ranks have ended do not change the exit code. A handler, since SIG_IGN would be inherited."""
+    """Signals that arrive after the ranks have ended do not change the exit code."""

@@ -10,7 +10,7 @@ _BYE = b"bye2"
 
 
 def goodbye(steps: int) -> bytes:
-    """The message of a rank that has left in good order, to neighbours who may wait for its next one: 64 bytes."""
+    """The message of a rank that has left without an error, for neighbours that wait for its next one: 64 bytes."""
     return _GOODBYE.pack(_BYE, steps)
 
 
@@ -35,8 +35,8 @@ NEVER = 2**32 - 1
 class Notices:
     """The iterations to stop and to save at, in the head of every message; each rank takes the minimum it receives.
 
-    A rank that announces one adds the diameter of the graph to its own iteration: by then the number has passed from
-    neighbour to neighbour to all ranks, so that all act at the same iteration without a collective operation.
+    A rank that announces one adds its distance to the furthest node (`Network.eccentricity`) to its own iteration: by
+    then the number has passed from neighbour to neighbour to all ranks, which act at the same iteration.
     """
 
     stop_at: int = NEVER
@@ -50,7 +50,7 @@ class Notices:
         self.stop_at, self.save_at = min(self.stop_at, stop_at), min(self.save_at, save_at)
 
     def announce(self, iteration: int) -> None:
-        """Pass on what this rank was asked for, to be done at that iteration unless others are earlier."""
+        """Announce a stop or save that was asked of this rank, for that iteration, unless an earlier one is known."""
         self.hear(iteration if self.stop_asked else NEVER, iteration if self.save_asked else NEVER)
         self.save_asked = False
 

@@ -24,8 +24,8 @@ from dgt.runs import layout, measures
 from dgt.runs.run import Run, is_number, problems_of
 
 LATE = 0.8  # the last fifth of a run's iterations
-FEW = 4  # metrics in the terminal; the files have all
-OBJECTIVE = ("problem", "weights", "nodes")  # lines that differ here minimise different functions
+FEW = 4  # metrics printed in the terminal; the files have all of them
+OBJECTIVE = ("problem", "weights", "nodes")  # config keys: lines that differ in one minimise different functions
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass
 class Part:
-    """The lines of one problem."""
+    """The lines of the table of one problem."""
 
     problem: str
     shared: str  # what all of them have in common
@@ -50,14 +50,14 @@ class Part:
 
     @property
     def metrics(self) -> list[str]:
-        """What was learnt, the paper's measures first; then what a problem of one's own reports."""
+        """Metrics of the training result: the paper's first, then those of a problem of the user's own."""
         found = dict.fromkeys(name for line in self.lines for name in line.end)
         known = [name for name in measures.LEARNT if name in found]
         return known + [name for name in found if name not in known and name not in measures.UPKEEP]
 
 
 def parts(runs: Sequence[Run]) -> list[Part]:
-    """Runs of different problems have tables of their own: their numbers cannot be compared."""
+    """One part per problem: numbers of different problems cannot be compared in one table."""
     found = []
     for problem in problems_of(runs):
         groups = grouped([run for run in runs if run.choice("problem") == problem])
@@ -97,7 +97,7 @@ def _end(run: Run, metric: str) -> float:
 
 
 def late_mean(run: Run, metric: str) -> float:
-    """Over the last fifth of the iterations; not a number where one of its values is none."""
+    """The mean over the last fifth of the iterations; NaN if one of the values is NaN."""
     start = LATE * run.records[-1]["iteration"]
     late = [record[metric] for record in run.records if record["iteration"] >= start and is_number(record.get(metric))]
     return math.fsum(late) / len(late) if late and np.isfinite(late).all() else math.nan
@@ -108,7 +108,7 @@ def mean(values: Array) -> float:
 
 
 def spread(values: Array) -> float | None:
-    """Sample standard deviation over the seeds; of one seed there is none."""
+    """Sample standard deviation over the seeds; None for a single seed."""
     return float(values.std(ddof=1)) if values.size > 1 else None
 
 
@@ -148,7 +148,7 @@ def csv_rows(found: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def text(found: Sequence[Part], runs: Sequence[Run]) -> str:
-    """For the terminal: the last fifth of the iterations."""
+    """The table for the terminal: means over the last fifth of the iterations."""
     blocks = []
     for part in found:
         shown = part.metrics[:FEW]
@@ -201,8 +201,8 @@ def _rows(
 
 
 def _best(lines: Sequence[Line], metric: str, values: Callable[[Line], dict[str, Array]]) -> set[int]:
-    """The best line of every objective, where there are several to choose from and it is known which way is better."""
-    # nodes that disagree are each nearer to their own optimum: where gradients are known the loss is no merit
+    """The best line of every objective that has several lines, if it is known whether lower or higher is better."""
+    # nodes that disagree are closer to their local optima and have a lower loss: with a gradient norm, ignore the loss
     measure = measures.measure_of(metric)
     if not measure.better or (measure is measures.LOSS and any(measures.GRADIENT.metric in line.end for line in lines)):
         return set()
@@ -216,7 +216,7 @@ def _best(lines: Sequence[Line], metric: str, values: Callable[[Line], dict[str,
 
 
 def _column(values: Sequence[Array]) -> list[str]:
-    """'0.3275 ± 0.0041' with the digits that the spread leaves certain, aligned."""
+    """'0.3275 ± 0.0041', aligned, with as many digits as the spread makes significant."""
     means, spreads = [mean(found) for found in values], [spread(found) for found in values]
     digits = _digits(means, [std for std in spreads if std])
     words = [(_number(m, digits), "" if s is None else _number(s, digits)) for m, s in zip(means, spreads, strict=True)]
@@ -227,7 +227,7 @@ def _column(values: Sequence[Array]) -> list[str]:
 
 
 def _digits(means: Sequence[float], spreads: Sequence[float]) -> int | None:
-    """Decimals so that a usual spread has two digits, or without one the usual mean has four; None: too small."""
+    """Decimals such that the median spread shows two digits, or without spread the mean four; None if too small."""
     finite = [abs(value) for value in means if value and math.isfinite(value)]
     known = [value for value in spreads if math.isfinite(value)]
     if not finite:

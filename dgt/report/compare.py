@@ -23,7 +23,7 @@ from dgt.runs.run import FINISHED, Run
 from dgt.runs.searching import MOST_RUNS
 
 CELL = ("weights", "topology", "strategy")
-FEW = 3  # of a problem's own metrics in the terminal; summary.json has all
+FEW = 3  # metrics of a user's own problem that are printed; summary.json has all
 MOST_BYTES, MOST_PLAN = 256 * 2**20, 16 * 2**20
 
 
@@ -57,7 +57,7 @@ def runs_of(directory: str | Path) -> list[Run]:
 
 
 def _configs(directory: Path) -> dict[tuple[str, ...], Any]:
-    """The config of every cell; without one, its names are still in the CSV."""
+    """The config of every cell; for a cell without one only the names that the CSV has."""
     try:
         plan = plain_yaml.parsed(files.read_text(directory / layout.CONFIG, MOST_PLAN))
         return {tuple(str(cell[key]["name"]) for key in CELL): cell for cell in plan["cells"]}
@@ -126,7 +126,7 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _at_end(values: Curve) -> float | None:
-    """The mean of the seeds that were measured at the end; None where none was, or it is no number."""
+    """The mean over the seeds that have a value at the last iteration; None if none has, or it is not finite."""
     last = values.values[-1]
     known = last[np.isfinite(last)]
     return float(known.mean()) if known.size else None
@@ -137,11 +137,11 @@ def _further(runs: Sequence[Run]) -> list[str]:
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     paper = (measures.GRADIENT, measures.DISTANCE, measures.LOSS, measures.CONSENSUS)
     found = [name for name in measured if measures.measure_of(name) not in paper and name not in measures.UPKEEP]
-    return sorted(found, key=lambda name: name != ACCURACY.metric)  # the others stay in their order
+    return sorted(found, key=lambda name: name != ACCURACY.metric)  # stable sort: all others keep their order
 
 
 def _own(runs: Sequence[Run]) -> list[str]:
-    """What a problem reports that dgt does not know by name."""
+    """Metrics of a user's own problem: those that are not in dgt's table of metrics."""
     return [name for name in _further(runs) if name not in measures.BY_METRIC]
 
 

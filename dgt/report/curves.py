@@ -24,11 +24,11 @@ from dgt.runs.measures import Measure
 from dgt.runs.run import Run
 
 BAND = (10, 90)  # percent of the seeds between which the band lies
-ABREAST = {style.PAGE: 4, style.COLUMN: 2}  # panels side by side
+ABREAST = {style.PAGE: 4, style.COLUMN: 2}  # panels per row
 
 
 def write(runs: Sequence[Run], measure: Measure, stem: str | Path, width: float = style.PAGE) -> list[Path]:
-    """The figure of one metric as PDF, SVG and PNG; nothing where nothing was measured."""
+    """The figure of one metric as PDF, SVG and PNG; no file if no run has the metric."""
     return write_several(runs, [measure], stem, width)
 
 
@@ -50,7 +50,7 @@ class Grid:
     measure: Measure
     cells: dict[tuple[str, str], dict[str, Curve]] = field(default_factory=dict)
     left_out: int = 0  # unfinished runs of groups that have finished ones
-    unfinished: int = 0  # unfinished runs that are drawn, for want of others
+    unfinished: int = 0  # unfinished runs that are drawn because their group has no finished one
     without: int = 0  # lines that have no finite mean anywhere
 
     @property
@@ -94,7 +94,7 @@ def _column(group: Group) -> str:
 
 
 def _line(group: Group) -> str:
-    """'Strategy II', or what else differs: 'Strategy II, lr 0.02'."""
+    """A line's name: 'Strategy II', with other settings that differ: 'Strategy II, lr 0.02'."""
     strategy = f"Strategy {group.runs[0].choice('strategy')}"
     told = ("weights", "topology", "nodes", "strategy")
     own = {key: value for key, value in group.choices.items() if key.split(".")[0] not in told and key != "problem"}
@@ -103,7 +103,7 @@ def _line(group: Group) -> str:
 
 
 def draw(grids: Sequence[Grid], width: float) -> Figure:
-    """All panels. Rows of a grid that are too long for the width go on in the next."""
+    """All panels; a row of the grid that is too long for the figure's width is wrapped."""
     columns = grids[0].columns
     abreast = min(3 if len(columns) in (5, 6, 9) else 4, len(columns), ABREAST[width])
     stripes = [
@@ -116,7 +116,7 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
     large = 1.5 if len(stripes) == 1 and abreast == 1 else 1.0
     heights = [large * h for grid, _, _ in stripes for h in ((1.1, 0.8) if grid.measure.close_up else (1.25,))]
     styles = _styles([line for grid in grids for line in grid.lines])
-    # names stand beside the last panel of a row; where there is no room for them, below all
+    # line names are right of the last panel of a row, or in a legend below all panels if there is no room
     beside = width == style.PAGE and len(styles) <= 9 * large and all(_last_has_all(*stripe) for stripe in stripes)
     legend_rows = 0 if beside else -(-len(styles) // max(2, abreast))
     height = sum(heights) + 0.14 * len(stripes) + 0.16 * legend_rows + 0.55
@@ -134,7 +134,7 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
         above = part
     for panel in axes[-1]:
         panel.set_xlabel("iteration")
-    shared = len({look["color"] for look in styles.values()}) < len(styles)  # by both strategies
+    shared = len({look["color"] for look in styles.values()}) < len(styles)  # a colour is used by both strategies
     style.header(figure, [*_what(grids), *["dashed: Strategy I"] * (shared and beside)])
     if beside:
         style.spread(figure, labels)
@@ -147,7 +147,7 @@ def draw(grids: Sequence[Grid], width: float) -> Figure:
 
 
 def _last_has_all(grid: Grid, row: str, part: Sequence[str]) -> bool:
-    """Whether the last panel of the row has every line of the others, so that its names are all there are."""
+    """Whether the last panel of the row has all lines of the other panels, so that naming its lines names all."""
     shown = [set(grid.cells[row, column]) for column in part if (row, column) in grid.cells]
     return set().union(*shown) == shown[-1]
 
@@ -159,7 +159,7 @@ def _styles(lines: Sequence[str]) -> dict[str, dict[str, Any]]:
         return {name: style.STRATEGIES[strategy] for name, strategy in zip(names, strategies, strict=True)}
     parts = {name: name.partition(", ") for name in names}
     rest = list(dict.fromkeys(part[2] for part in parts.values()))
-    if len(rest) < len(names):  # both strategies of something else: its colour, the strategy's dashes
+    if len(rest) < len(names):  # pairs of I and II: colour by the other settings, dashes by strategy
         dashes = {f"Strategy {key}": look["linestyle"] for key, look in style.STRATEGIES.items()}
         return {
             name: {**style.line(rest.index(part[2])), "linestyle": dashes.get(part[0], ":")}
@@ -197,7 +197,7 @@ def _stripe(
 
 
 def _end(measured: Curve) -> float:
-    """Where a line ends: its mean over the last tenth, or what there was before it became no number."""
+    """The height of a line's right end: its mean over the last tenth, or its last finite value."""
     means = measured.values.mean(1)
     known = means[np.isfinite(means)]
     return float(known[-max(1, means.size // 10) :].mean()) if known.size else 0.0
@@ -206,8 +206,8 @@ def _end(measured: Curve) -> float:
 def _panel(panel: Axes, curves: Mapping[str, Curve], measure: Measure, styles: Mapping[str, Mapping[str, Any]]) -> None:
     """The mean of every line with its band."""
     for number, (name, measured) in enumerate(curves.items()):
-        # where two lines coincide the first, which is dashed, lies on top and lets the other show through
-        dot = "o" if len(measured.iterations) == 1 else None  # a line through one point is none
+        # the first line, which is dashed, is drawn on top: a line that coincides with it shows through the gaps
+        dot = "o" if len(measured.iterations) == 1 else None  # a line through a single point would not be visible
         panel.plot(measured.iterations, measured.values.mean(1), zorder=3 - 0.01 * number, marker=dot, **styles[name])
         if measured.values.shape[1] > 1:
             low, high = np.percentile(measured.values, BAND, axis=1)
@@ -241,7 +241,7 @@ def _close_up(
 
 
 def _moving_average(values: Array, window: int) -> Array:
-    """Centred; towards the ends of what there is."""
+    """Centred moving average; at both ends over a shorter window."""
     ones = np.ones(window)
     total: Array = np.convolve(values, ones, "full") / np.convolve(np.ones(values.size), ones, "full")
     return total[(window - 1) // 2 :][: values.size]
@@ -255,7 +255,7 @@ def _name_axes(stripe: Any, row: str, measure: Measure, several_rows: bool, seve
 
 
 def verdict(curves: Mapping[str, Curve], measure: Measure) -> str:
-    """'II 12.8 % lower' late in the run; nothing where it is not Strategy I against II."""
+    """'II 12.8 % lower' over the last iterations; empty unless the lines are Strategy I and II."""
     if set(curves) != {"Strategy I", "Strategy II"}:
         return ""
     one, two = (float(curves[f"Strategy {name}"].late(measure.late).mean()) for name in ("I", "II"))
@@ -268,7 +268,7 @@ def verdict(curves: Mapping[str, Curve], measure: Measure) -> str:
 
 
 def _what(grids: Sequence[Grid]) -> list[str]:
-    """What is drawn, and over how many seeds."""
+    """The header: what is drawn, and over how many seeds."""
     curves = [measured for grid in grids for lines in grid.cells.values() for measured in lines.values()]
     low, high = (choose(measured.values.shape[1] for measured in curves) for choose in (min, max))
     seeds = f"mean and {BAND[0]}\N{EN DASH}{BAND[1]} % band over {low if low == high else f'{low} to {high}'} seeds"

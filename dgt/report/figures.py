@@ -10,8 +10,8 @@ column/                  the curves again, a figure per weights, one column wide
 
 from __future__ import annotations
 
+import logging
 import re
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,41 +26,42 @@ from dgt.runs import measures
 from dgt.runs.measures import ACCURACY, GRADIENT, LOSS
 from dgt.runs.run import Run, is_number, problems_of
 
-MOST_FIGURES = 500  # some ten minutes
-Job = tuple[str, Callable[[], list[Path]]]  # what it is called, and how it is drawn
+log = logging.getLogger(__name__)
+MOST_FIGURES = 500  # about ten minutes of drawing
+Job = tuple[str, Callable[[], list[Path]]]  # name of the figure, and the function that draws it
 
 
 def write(
     runs: Sequence[Run], directory: str | Path, advance: Callable[[int, int, str], None] | None = None
 ) -> list[Path]:
-    """Draw everything these runs allow; `advance(done, of, name)` hears of every figure.
+    """Draw everything these runs allow; `advance(done, of, name)` is called after every figure.
 
-    A figure that cannot be drawn is told on standard error, and the others are drawn all the same.
+    A figure that cannot be drawn is logged, and the others are drawn all the same.
     """
     directory = Path(directory)
     jobs = plan(runs, directory)
     for folder in folders(runs, directory):
         files.make_folder(folder, below=directory.parent)
     if len(jobs) > MOST_FIGURES:
-        print(f"dgt: {len(jobs)} figures: only the first {MOST_FIGURES} are drawn; name fewer runs", file=sys.stderr)
+        log.warning("%d figures: only the first %d are drawn; name fewer runs", len(jobs), MOST_FIGURES)
         jobs = jobs[:MOST_FIGURES]
     written = []
     for number, (name, draw) in enumerate(jobs):
         try:
-            with warnings.catch_warnings():  # matplotlib's, about letters it has not and numbers too large to place
+            with warnings.catch_warnings():  # matplotlib warns about missing glyphs and numbers too large for an axis
                 warnings.simplefilter("ignore")
                 written += draw()
-        except OSError:  # no figure could be written there
+        except OSError:  # a disk error: no other figure could be written either
             raise
         except Exception as error:
-            print(f"dgt: figure {name} could not be drawn: {' '.join(str(error).split())}", file=sys.stderr)
+            log.warning("figure %s could not be drawn: %s", name, " ".join(str(error).split()))
         if advance is not None:
             advance(number + 1, len(jobs), name)
     return written
 
 
 def plan(runs: Sequence[Run], directory: Path) -> list[Job]:
-    """The figures there will be; runs of different problems have a folder each."""
+    """The figures to draw; if runs have different problems, each problem has its own folder."""
     runs = [run for run in runs if run.records]
     jobs = []
     for name, folder in _by_problem(runs, directory).items():
@@ -69,7 +70,7 @@ def plan(runs: Sequence[Run], directory: Path) -> list[Job]:
 
 
 def folders(runs: Sequence[Run], directory: Path) -> list[Path]:
-    """Where these figures go."""
+    """The folders of these figures."""
     own = _by_problem([run for run in runs if run.records], directory).values()
     return [directory, *own, *(folder / "column" for folder in own)]
 
@@ -80,7 +81,7 @@ def _by_problem(runs: Sequence[Run], directory: Path) -> dict[str, Path]:
 
 
 def _file_name(words: str) -> str:
-    """What a config calls something, as part of a file's name: it leads to no other folder, and is not too long."""
+    """A name from a config as part of a file name: without path separators, and not too long."""
     return re.sub(r"[^\w.-]", "_", words).lstrip(".")[:60] or "_"
 
 
@@ -89,7 +90,7 @@ def _of_problem(runs: list[Run], folder: Path) -> list[Job]:
     jobs = []
     for measure in shown:
         sizes = list(dict.fromkeys(nodes_of(run) for run in runs))
-        if measure is GRADIENT and len(sizes) > 1:  # as the paper does
+        if measure is GRADIENT and len(sizes) > 1:  # a figure per network size, as in the paper
             for size in sizes:
                 part = [run for run in runs if nodes_of(run) == size]
                 jobs.append(_curves(part, [measure], folder / f"{measure.metric}_{size or 'other'}"))

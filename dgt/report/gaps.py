@@ -28,7 +28,7 @@ def write_all(rows: Rows, topology: TopologyConfig, directory: Path) -> list[Pat
     """The table with its figure, and the adjacency matrices of the tailored graphs in it."""
     try:
         written = write(rows, directory)
-        for name, optimize in (("adjacency", True), ("adjacency_plain", False)):  # ours, and as the paper draws them
+        for name, optimize in (("adjacency", True), ("adjacency_plain", False)):  # with swaps; as the paper
             drawn = matrices.papers(topology.replace(optimize=optimize))
             written += matrices.write(drawn, directory / name)
         return written
@@ -50,7 +50,7 @@ def write(rows: Rows, directory: str | Path) -> list[Path]:
 
 
 def _with_optimized(rows: Rows) -> Rows:
-    """A tailored graph whose edges were swapped for a wider gap is a topology of its own, below the plain ones."""
+    """The rows, with tailored graphs optimized by edge swaps as a topology of its own after the plain ones."""
     swapped = [row for row in rows if row.get("optimized") is not None]
     return [*rows, *({**row, "topology": OPTIMIZED, "gap": row["optimized"]} for row in swapped)]
 
@@ -80,7 +80,7 @@ def figure(rows: Rows, stem: str | Path) -> list[Path]:
 
 
 def _belongs(row: Mapping[str, Any], topology: str, weights: str, nodes: int) -> bool:
-    """Whether the cell is of W for these weights, or of the doubly stochastic W on the same graph."""
+    """Whether a cell is a gap of W for these weights, or of the doubly stochastic W on the same graph."""
     same = (row["topology"], row["nodes"]) == (topology, nodes) and row["tailored_for"] in (None, weights)
     return same and row["weights"] in (weights, "uniform")
 
@@ -99,7 +99,7 @@ def _dots(panel: Axes, height: int, rows: Rows) -> None:
 
 
 def _name(panel: Axes, rows: Rows, weights: str) -> None:
-    """Which dot is which matrix, beside the first pair."""
+    """Label the two dots of the first pair with their matrices."""
     first = [row for row in rows if _belongs(row, rows[0]["topology"], weights, rows[0]["nodes"])]
     most = max(row["gap"] for row in first)
     for row in first:

@@ -17,20 +17,20 @@ from dgt.runs.run import FINISHED, SECTIONS, Run, is_number, short
 
 Array = npt.NDArray[np.float64]
 NAMED = ("problem", "weights", "topology", "strategy", "algorithm")
-# not what is trained, only where it is written and which draw it is
+# config keys that do not change what is trained: paths and the seed
 NOT_CHOICES = ("seed", "seeds", "run_dir", "resume")
-LONGEST_VALUE = 2000  # characters: a list of weights
-NOT_KNOWN = {"settings": "not known"}  # of a run without config.yaml
+LONGEST_VALUE = 2000  # characters; a list of weights may have more
+NOT_KNOWN = {"settings": "not known"}  # choices of a run without config.yaml
 
 
 @dataclass(slots=True)
 class Group:
-    """`runs`, one per seed, are those that count: the finished ones, or all if none has finished yet."""
+    """Runs that differ only in their seed. `runs` has one per seed: finished ones, or all if none has finished."""
 
     choices: dict[str, str]  # the config keys in which the groups differ
     runs: list[Run]
     unfinished: list[Run] = field(default_factory=list)
-    repeated: list[Run] = field(default_factory=list)  # runs of a seed that another run has, too
+    repeated: list[Run] = field(default_factory=list)  # runs whose seed another run in `runs` has too
 
     @property
     def is_finished(self) -> bool:
@@ -42,14 +42,14 @@ class Group:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The groups, sorted by what differs; of runs that measured nothing there is nothing to group."""
+    """The groups, sorted by the keys in which they differ; runs without any measurement are left out."""
     runs = [run for run in runs if run.records]
     configs = [choices(run) for run in runs]
     keys = differing(configs)
     members: dict[tuple[str, ...], list[Run]] = {}
     for run, config in zip(runs, configs, strict=True):
         members.setdefault(tuple(config.get(key, "-") for key in keys), []).append(run)
-    # by the first key, then the second, ...: each in the order in which its values first came
+    # sort by the first key, then the second, ...; the values of a key in the order of their first appearance
     order = [
         {value: number for number, value in enumerate(dict.fromkeys(column))} for column in zip(*members, strict=True)
     ]
@@ -59,7 +59,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 def _group(values: dict[str, str], runs: list[Run]) -> Group:
     counted: dict[str, Run] = {}
-    for run in runs:  # of two runs of a seed the finished one counts, else the later one
+    for run in runs:  # of two runs of a seed keep the finished one, else the later one
         other = counted.get(run.choice("seed"))
         if other is None or run.state == FINISHED or other.state != FINISHED:
             counted[run.choice("seed")] = run
@@ -132,7 +132,7 @@ class Curve:
 
 
 def curve(group: Group, metric: str) -> Curve | None:
-    """None where nothing was measured."""
+    """The values of `metric` over iterations and seeds; None if no run has it."""
     records = [
         {record["iteration"]: record[metric] for record in run.records if is_number(record.get(metric))}
         for run in group.runs

@@ -24,7 +24,7 @@ def page(runs: Sequence[Run], live: bool = False) -> str:
 
     data = payload(runs, live)
     name = data["runs"][0]["name"] if len(data["runs"]) == 1 else f"{len(data['runs'])} runs"
-    # in a script element only `<` could end the data early
+    # `<` is escaped: `</script>` inside a string would end the script element
     embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     pieces = {
         "/* styles */": part("page.css"),
@@ -41,6 +41,6 @@ def page(runs: Sequence[Run], live: bool = False) -> str:
 
 
 def write(runs: Sequence[Run], path: Path, live: bool = False) -> None:
-    """Complete or not at all: a browser may be reading it."""
+    """Write the page atomically, through a draft that is renamed: a browser may be reading it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, page(runs, live))

@@ -1,4 +1,4 @@
-"""Where a graph's nodes are drawn: known shapes as people draw them, all others by their distances; the unit square."""
+"""Positions of a graph's nodes in the unit square: rings, grids, stars in their usual shape, others by distances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 ROUND = ("ring", "exponential", "complete")
 LATTICES = ("grid", "torus")
-BY_DISTANCE = 80  # nodes; above, springs are quicker
+BY_DISTANCE = 80  # nodes; larger graphs use the spring layout, which is faster
 
 
 def positions(topology: str, nodes: int, edges: Sequence[Sequence[int]]) -> list[tuple[float, float]]:

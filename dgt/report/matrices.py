@@ -18,7 +18,7 @@ from dgt.report.networks import graph_of, nodes_of
 from dgt.runs.run import Run
 
 Networks = Mapping[str, tuple[Weights, nx.Graph]]  # name of the weights -> weights and the graph drawn for them
-MOST = 256  # nodes; the blocks of larger networks could not be told apart
+MOST = 256  # nodes; blocks of larger networks would be too small to see
 SQUARE = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
 
 
@@ -40,7 +40,7 @@ def of_runs(runs: Sequence[Run]) -> Networks:
 
 
 def write(networks: Networks, stem: str | Path) -> list[Path]:
-    """All of them in one figure; nothing if there are none."""
+    """All matrices in one figure; no file if there are none."""
     if not networks:
         return []
     abreast = min(4, len(networks))
@@ -62,7 +62,7 @@ def adjacency(panel: Axes, name: str, weights: Weights, graph: nx.Graph) -> None
     """Block (i, j) is blue if i and j are neighbours."""
     n = int(weights.size)
     pairs = [pair for i, j in graph.edges for pair in ((i, j), (j, i))]
-    both_ways = np.array(pairs).reshape(-1, 2)  # a node alone has none
+    both_ways = np.array(pairs).reshape(-1, 2)  # shape (0, 2) for a graph without edges
     corners = both_ways[:, None, :] + 0.46 * SQUARE  # [blocks, 4 corners, column and row]
     panel.add_collection(PolyCollection(list(corners), facecolor=style.BLUE, edgecolor="none"))
     panel.set_xlim(-0.5, n - 0.5)

@@ -1,4 +1,4 @@
-"""The network a run was on, from its files: how many nodes, which weights, which graph, who mixes with whom."""
+"""The network of a run, from its files: number of nodes, weights, graph, mixing matrix."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dgt.network.weights import Weights
 from dgt.runs.record import network_record
 from dgt.runs.run import Record, Run
 
-MOST_NODES = 10_000_000  # of a config that may be anybody's; a number each is all that is made of them
-MOST_TRIES = 1000  # draws of a graph that may never be connected
+MOST_NODES = 10_000_000  # bound for a config of unknown origin: one number per node is allocated
+MOST_TRIES = 1000  # random draws until a graph is connected, which may never happen
 
 
 def nodes_of(run: Run) -> int | None:
-    """How many nodes; None where nobody wrote it."""
+    """The number of nodes; None if no file says it."""
     told = run.config.get("nodes") or run.summary.get("nodes")
     if isinstance(told, int):
         return told

@@ -1,4 +1,4 @@
-"""What the page shows, as plain values: thinned so that the file stays small, and saying so where it was."""
+"""The data of the page, as plain values; long series are thinned to keep the file small, and marked as such."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dgt.runs.layout import METRICS, NETWORK
 from dgt.runs.measures import OF_NODES, main, measure_of
 from dgt.runs.run import FINISHED, GOING_ON, SILENT, Record, Run, is_number
 
-CURVE_NUMBERS = 60_000  # in all curves together
-NODE_NUMBERS = 120_000  # in all measurements of single nodes
+CURVE_NUMBERS = 60_000  # numbers in all curves together
+NODE_NUMBERS = 120_000  # numbers in all measurements of single nodes
 DRAWN = 300  # nodes; larger networks are shown as dots over their weights
 ROW_NUMBERS = 40_000  # entries of W
-MOST_SHOWN = 60  # lines
+MOST_SHOWN = 60  # lines in the curves
 
 
 def payload(runs: Sequence[Run], live: bool = False) -> Record:
-    """Everything the page needs; `live` says that it is to look again for a newer version of itself."""
+    """Everything the page needs; a `live` page reloads itself."""
     kinds = entries(runs)
     shown = _lowest(kinds)
     metrics = list(dict.fromkeys(name for runs_ in shown for run in runs_ for name in run.metrics))
@@ -55,13 +55,13 @@ def payload(runs: Sequence[Run], live: bool = False) -> Record:
 
 
 def entries(runs: Sequence[Run]) -> list[list[Run]]:
-    """What the page shows as one: finished runs that differ in their seed only, and every other run by itself."""
+    """Lists of runs shown as one entry: finished runs that differ only in their seed; every other run alone."""
     found: dict[object, dict[object, Run]] = {}
     for number, run in enumerate(runs):
         alike = run.state == FINISHED and run.records and run.config
         key = tuple(sorted(choices(run).items())) if alike else number
         seeds = found.setdefault(key, {})
-        if run.choice("seed") in seeds:  # a seed that was run before is no other draw
+        if run.choice("seed") in seeds:  # the same seed again is not another sample
             found[number] = {number: run}
         else:
             seeds[run.choice("seed")] = run
@@ -69,7 +69,7 @@ def entries(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _lowest(kinds: list[list[Run]]) -> list[list[Run]]:
-    """As many as can be told apart, in their order: those that the verdict may name."""
+    """The MOST_SHOWN entries with the lowest values, in their order: among them are all that the verdict names."""
     measure = main(name for runs in kinds for run in runs for name in run.metrics)
     late = []
     for runs in kinds:
@@ -98,7 +98,7 @@ def _seeds(runs: Sequence[Run]) -> str:
 
 
 def _styles(shown: Sequence[list[Run]]) -> list[Record]:
-    """Strategy I is dashed. Where both strategies ran on every network, a colour is a network, else a run."""
+    """Strategy I is dashed. If both strategies ran on every network, colours stand for networks, else for runs."""
     strategies = [runs[0].choice("strategy") for runs in shown]
     cells = [(runs[0].choice("weights"), runs[0].choice("topology")) for runs in shown]
     paired = sorted(zip(cells, strategies, strict=True)) == sorted(
@@ -122,7 +122,7 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
     recorded = run.networks or [one for one in [record_of(run, DRAWN)] if one is not None]
     networks = [_network(network, run.choice("topology"), notes) for network in recorded]
     _stay_in_place(networks)
-    if not run.networks and (run.path / METRICS).exists():  # a comparison has none
+    if not run.networks and (run.path / METRICS).exists():  # runs of a comparison have no metrics.jsonl
         known = "are those that its config names" if networks else "are not known"
         notes.append(f"no {NETWORK}: the graph and the mixing rows {known}")
     nodes = _nodes(run, numbers, notes)
@@ -186,14 +186,14 @@ def _thinned(records: list[Any], most: int) -> list[Any]:
 
 
 def _number(value: object, digits: int = 6) -> float | None:
-    """JSON knows no NaN: what is no number is a gap in the curve."""
+    """None for NaN and infinity, which JSON does not have: a gap in the curve."""
     if not is_number(value) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.{digits}g}")
 
 
 def _without_nan(value: Any) -> Any:
-    """The same for whatever JSON holds."""
+    """NaN replaced by None in nested dicts and lists."""
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -225,7 +225,7 @@ def _network(network: Record, topology: str, notes: list[str]) -> Record:
 
 
 def _stay_in_place(networks: list[Record]) -> None:
-    """Nodes that are left when others are lost do not move."""
+    """After a loss, give the remaining nodes the positions that they had before."""
     for network in networks[1:]:
         before = dict(zip(networks[0]["names"], networks[0]["places"] or [], strict=False))
         if network["places"] and set(network["names"]) <= set(before):

@@ -1,4 +1,4 @@
-"""How every figure looks: sized for a column or a page in print, told apart without colour, drawn without pyplot.
+"""The style of all figures: sizes for a column or a page in print, lines that differ without colour, no pyplot.
 
 with style.applied():
     figure = style.figure(style.PAGE, 2.0)
@@ -49,20 +49,20 @@ _SETTINGS: Any = {
     "lines.linewidth": 1.2,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "pdf.fonttype": 42,  # letters stay letters: journals refuse Type 3, and text can be searched
-    "svg.hashsalt": "dgt",  # the same data gives the same file
+    "pdf.fonttype": 42,  # TrueType fonts: text stays searchable, and journals refuse Type 3
+    "svg.hashsalt": "dgt",  # fixed ids: the same data gives the same bytes
     "figure.constrained_layout.h_pad": 0.03,
     "figure.constrained_layout.w_pad": 0.03,
 }
 
 
 def applied() -> AbstractContextManager[None]:
-    """The settings, for as long as a figure is made and saved."""
+    """matplotlib's settings inside a `with` block, in which a figure is made and saved."""
     return matplotlib.rc_context(_SETTINGS)
 
 
 def figure(width: float, height: float) -> Figure:
-    """A figure of its own, known to no global state."""
+    """A figure that is not registered with pyplot's global state."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -72,7 +72,7 @@ def line(number: int) -> dict[str, Any]:
 
 
 def plain(words: str) -> str:
-    """Words from a config as they are: a dollar sign begins no formula."""
+    """Text from a config with dollar signs escaped, which would begin a formula."""
     return words.replace("$", r"\$")
 
 
@@ -119,8 +119,8 @@ def spread(figure: Figure, groups: Sequence[Sequence[Annotation]]) -> None:
 
 
 def _apart(wanted: list[float], apart: float) -> list[float]:
-    """The places nearest to the wanted ones, in order, that are `apart` from each other."""
-    blocks: list[list[float]] = []  # each holds places that push each other, evenly spaced about their mean
+    """The nearest positions to the wanted ones, in the same order, with at least `apart` between neighbours."""
+    blocks: list[list[float]] = []  # positions that would overlap form a block, spaced evenly about its mean
     for place in wanted:
         blocks.append([place])
         while len(blocks) > 1 and _span(blocks[-2], apart)[1] + apart > _span(blocks[-1], apart)[0]:
@@ -137,7 +137,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     """The figure as PDF, SVG and PNG beside each other."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # laid out once, not again for every format
+    figure.set_layout_engine("none")  # the layout is computed once, not for every format
     no_date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in FORMATS]
     for path, suffix in zip(paths, FORMATS, strict=True):

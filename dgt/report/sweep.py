@@ -15,17 +15,17 @@ NAMES = ("weights", "topology", "strategy", "seed")
 
 
 def row(summary: Mapping[str, Any], swept: Mapping[str, str]) -> dict[str, str]:
-    """What the run is called by, what else was swept, its metrics over the last fifth, and where it is."""
+    """The run's name, the swept settings, its metrics over the last fifth of the iterations, its directory."""
     names = {key: str(summary[key]) for key in NAMES} | {key: swept[key] for key in swept if key not in NAMES}
     means = dict(summary["last_fifth"]) | _own_metrics(Path(str(summary["run_dir"])))
     return names | {key: f"{value:.4g}" for key, value in means.items()} | {"run": str(summary["run_dir"])}
 
 
 def _own_metrics(run_dir: Path) -> dict[str, float]:
-    """What a problem reports besides what dgt knows by name."""
+    """Metrics of a user's own problem: those that are not in dgt's table of metrics."""
     try:
         run = read(run_dir)
-    except ConfigError:  # deleted meanwhile
+    except ConfigError:  # the run directory was deleted meanwhile
         return {}
     own = [name for name in run.metrics if name not in measures.BY_METRIC]
     return {name: aggregate.late_mean(run, name) for name in own}

@@ -14,7 +14,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """The same in Markdown, its source aligned, too."""
+    """The same in Markdown, with aligned columns in its source."""
     names, cells = _cells(rows)
     escaped = [[text.replace("|", r"\|") for text in line] for line in (names, *cells)]
     lines, widths, right = _aligned(escaped, " | ", least=3)

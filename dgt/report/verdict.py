@@ -1,4 +1,4 @@
-"""What the runs say, in a sentence or two: who is lower, by how much, and whether that is more than noise."""
+"""The result of runs in a sentence or two: which is lower, by how much, and whether that exceeds the noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dgt.runs.run import FAILED, FINISHED, GOING_ON, LABEL, STOPPED, Run, is_num
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`headline` is the answer, `details` how it came about and how far to trust it."""
+    """`headline` is the result, `details` what was compared and how reliable it is."""
 
     headline: str
     details: list[str]
@@ -41,15 +41,15 @@ class Standing:
 
     @property
     def spread(self) -> float:
-        """Over seeds; of a single one, that of its own late values."""
+        """Standard deviation over seeds; of a single seed, that of its values in the last iterations."""
         return float(np.std(self.seeds, ddof=1)) if len(self.seeds) > 1 else float(np.std(self.late))
 
     def is_same(self, other: Standing) -> bool:
-        """But for rounding, as both strategies are where all weights are equal."""
+        """Whether the means differ only by rounding, as for both strategies with equal weights."""
         return bool(np.isclose(self.mean, other.mean, rtol=1e-9, atol=0))
 
     def is_noise(self, other: Standing) -> bool:
-        """Whether the difference is smaller than what scatters; two runs of one seed share their noise."""
+        """Whether the difference is below the spread; two runs of the same seed are compared seed by seed."""
         noise = max(self.spread, other.spread)
         alone = len(self.seeds) == 1 and self.by_seed.keys() == other.by_seed.keys()
         if alone and len(self.late) == len(other.late):
@@ -58,12 +58,12 @@ class Standing:
 
 
 def verdict(runs: Sequence[Run]) -> Verdict:
-    """Of one run what became of it; of several which is best."""
+    """For one run how it ended; for several which is best."""
     return _of_one(runs[0]) if len(runs) == 1 else _of_several(runs)
 
 
 def fate(run: Run) -> str:
-    """How far the run got, in words; why it failed is told beside it."""
+    """How far the run got, in a sentence; the page shows the reason of a failure beside it."""
     last = run.records[-1]["iteration"] if run.records else 0
     of = f"{last} of {run.iterations}" if run.iterations and run.state != FINISHED else f"{last}"
     if run.state == FINISHED:
@@ -96,7 +96,7 @@ def _of_one(run: Run) -> Verdict:
         details.append(f"Test accuracy at the end: {accuracy[-1][1]:.1%}, the lambda-weighted mean over all nodes.")
     size = run.network.get("size", run.summary.get("nodes"))
     if size:
-        of = f"of {len(run.networks[0]['nodes'])} " if len(run.networks) > 1 else ""  # some were lost
+        of = f"of {len(run.networks[0]['nodes'])} " if len(run.networks) > 1 else ""  # nodes were lost
         what = ", ".join(run.choice(key).replace("_", " ") for key in ("problem", "algorithm"))
         details.append(f"{size} {of}nodes, {what}, a single seed: other seeds give other values.")
     return Verdict(headline, details)
@@ -140,7 +140,7 @@ def _of_several(runs: Sequence[Run]) -> Verdict:
 
 
 def objective(run: Run) -> str:
-    """What decides which loss is minimised: the problem's settings, the weights of the nodes, and who was lost."""
+    """The settings that determine the minimised function: problem, node weights, and lost nodes."""
     settings = sorted(choices(run).items())
     kept = [f"{key}={value}" for key, value in settings if key.split(".")[0] in ("problem", "weights", "nodes")]
     return " ".join([*kept, *(str(network["nodes"]) for network in run.networks[1:])])
@@ -189,7 +189,7 @@ def _headline(found: Sequence[Standing], measure: Measure) -> str:
 
 
 def _how(found: Sequence[Standing], measure: Measure) -> str:
-    """What was compared, and how far to trust it."""
+    """What was compared, and how reliable the result is."""
     least = min(len(one.seeds) for one in found)
     noise = (
         f"noise is the spread over {least} seeds"
@@ -203,7 +203,7 @@ Pair = tuple[Standing, Standing]  # Strategy I and Strategy II on the same netwo
 
 
 def _pairs(found: Sequence[Standing]) -> list[Pair]:
-    """Both strategies on every network, if that is all there is, and nothing else tells them apart."""
+    """(I, II) for every network, if the groups are exactly these pairs and differ in nothing else."""
     cells: dict[tuple[str, str], dict[str, Standing]] = {}
     for one in found:
         cells.setdefault(one.weights_topology, {})[one.strategy] = one
@@ -213,7 +213,7 @@ def _pairs(found: Sequence[Standing]) -> list[Pair]:
 
 
 def _of_strategies(pairs: Sequence[Pair], measure: Measure) -> str:
-    """Network by network: by how much, and in how many seeds, or whether a single run could say so."""
+    """For each network by how much, and in how many seeds, II is lower, or whether one run is too little to say."""
     changes = []
     for one, two in pairs:
         change = two.mean - one.mean
@@ -235,7 +235,7 @@ def _of_strategies(pairs: Sequence[Pair], measure: Measure) -> str:
 
 
 def _on_all(pairs: Sequence[Pair], objectives: int, measure: Measure) -> str:
-    """In how many networks, whatever their objective, and by how much."""
+    """In how many networks one strategy is lower and by how much, also across different objectives."""
     lower = [(one, two) for one, two in pairs if two.mean < one.mean and not one.is_same(two)]
     how_many = f"all {len(pairs)}" if len(lower) == len(pairs) else f"{len(lower)} of {len(pairs)}"
     lower.sort(key=lambda pair: (pair[0].mean - pair[1].mean) / (abs(pair[0].mean) or 1))

@@ -10,6 +10,13 @@ from pathlib import Path
 import pytest
 
 from dgt.cli import main
+from dgt.processes import output
+
+
+@pytest.fixture(autouse=True)
+def _log_as_the_command_does() -> None:
+    """Tests that start ranks without the command read its lines on standard error, too."""
+    output.log_to_stderr(is_main=True)
 
 
 @dataclass

@@ -91,7 +91,7 @@ def ranks_probe(addresses: dict[int, str | None]) -> dict[int, str]:
     def probe(rank: int) -> None:
         where = Placement("torchrun", rank, 4, rank % 2, 2)
         try:
-            probing.refuse_closed_ports(store, where, None if addresses[rank] is None else str(rank))
+            probing.raise_if_ports_closed(store, where, None if addresses[rank] is None else str(rank))
             said[rank] = ""
         except PeerError as error:
             said[rank] = str(error)

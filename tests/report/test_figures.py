@@ -14,6 +14,7 @@ from dgt.config import TopologyConfig
 from dgt.errors import ConfigError
 from dgt.network import graphs, weights
 from dgt.network.gaps import gap_table
+from dgt.processes import output
 from dgt.report import compare, figures, gaps, matrices, style
 from tests.report.crafted import IMAGES, compare_directory, run, runs
 
@@ -110,6 +111,7 @@ def test_a_figure_that_fails_is_told_and_the_others_are_drawn(
     told: list[tuple[int, int, str]] = []
     monkeypatch.setattr(figures.gaps, "write", fails)
     monkeypatch.setattr(figures, "_gaps", lambda _: [])
+    output.log_to_stderr(is_main=True)
     paths = figures.write([run(metrics=("loss",))], tmp_path, lambda *step: told.append(step))
     assert [path.name for path in paths] == ["loss.svg", "loss_A.svg"]
     assert capsys.readouterr().err == "dgt: figure gaps could not be drawn: no ink\n"

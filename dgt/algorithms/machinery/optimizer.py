@@ -180,7 +180,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     @property
     def notice_steps(self) -> int:
         """Steps until a notice in this node's next message has reached every node."""
-        return max(1, self.network.reach)
+        return max(1, self.network.eccentricity)
 
     @property
     def stop_now(self) -> bool:

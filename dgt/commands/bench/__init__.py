@@ -1,4 +1,4 @@
-"""`dgt bench`: what an iteration costs in every way of exchanging, by turns on the same ranks."""
+"""`dgt bench`: the cost of an iteration with each way of exchanging messages, measured in turns on the same ranks."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ VARIANTS = {
     "unchecked": "shared, without looking at what is sent and received",
     "crc": "shared, with a checksum of every message",
 }
-ON_DEMAND = ("unchecked", "crc")  # what the checks cost; for those who name them
+ON_DEMAND = ("unchecked", "crc")  # variants that measure the cost of checks; only if named
 MEASURES = ("start", "end", "cpu", "wait", "bytes", "peak_mb")
 BUCKET_MB = 1.0
 DDP_BUCKET_MB = 25.0  # torch's own
-WARM_UP = 3  # DDP sorts its buckets anew in the second, Decent-DP makes its own there
+WARM_UP = 3  # DDP reorders its buckets in the second step, Decent-DP creates its own then
 PROCESS = Path("/proc/self")  # on Linux
 
 
@@ -91,7 +91,7 @@ class BenchConfig:
 
     @property
     def best_ddp_bucket_mb(self) -> float:
-        """Few buckets cost the least CPU; many hide the exchange behind compute that leaves the cores alone."""
+        """Few buckets cost the least CPU; for sleep, whose compute uses no core, many buckets overlap more."""
         return self.ddp_bucket_mb or (BUCKET_MB if self.preset == "sleep" else DDP_BUCKET_MB)
 
 
@@ -136,7 +136,7 @@ class BenchJob:
         label = f"[{number}/{len(self.cells)}] {config.preset}, {node.size} ranks, degree {graph.degree(0)}"
         progress = Progress(config.rounds, label, speaks=node.is_main, lines=1, unit="round")
         for turn in range(config.rounds):
-            for name in random.Random(turn).sample(names, len(names)):  # on all ranks the same, and each after others
+            for name in random.Random(turn).sample(names, len(names)):  # the same order on all ranks, another per round
                 node.barrier()
                 values[name][turn, :-1] = torch.tensor(_measured(made[name], config.steps), dtype=torch.float64)
             progress.update(turn + 1, {})
@@ -169,7 +169,7 @@ def _over_ranks(measured: np.ndarray, steps: int, one_clock: bool) -> dict[str, 
 
 
 def unavailable(name: str, node: Node) -> str:
-    """Why this variant cannot be measured here; nothing if it can."""
+    """Why this variant cannot be measured here; empty if it can."""
     if name in ("limit", "shared", *ON_DEMAND) and (node.device.type != "cpu" or not shared.available()):
         return "it needs parameters in memory that ranks can share (Linux on x86-64, CPU)"
     if name == "naive" and node.device.type != "cpu" and node.backend != "nccl":
@@ -203,7 +203,7 @@ def build(name: str, config: BenchConfig, work: Workload, node: Node, graph: nx.
 
 
 def _measured(variant: Variant, steps: int) -> list[float]:
-    """Start and end in seconds; per iteration: seconds of CPU of the whole process, seconds standing still, bytes."""
+    """Start and end in seconds; per iteration: seconds of CPU of the whole process, seconds of waiting, bytes."""
 
     def now() -> list[float]:
         if torch.cuda.is_available():
@@ -233,7 +233,7 @@ class _peak_memory:  # noqa: N801 - used like a function
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before = torch.cuda.memory_allocated(self._device) / 2**20
         elif PROCESS.exists():
-            (PROCESS / "clear_refs").write_text("5", encoding="ascii")  # the high-water mark starts anew
+            (PROCESS / "clear_refs").write_text("5", encoding="ascii")  # resets VmHWM, the peak of resident memory
             self._before = _memory("status", "VmRSS") - self._shared()
         return self._peak
 
@@ -244,12 +244,12 @@ class _peak_memory:  # noqa: N801 - used like a function
             self._peak[0] = _memory("status", "VmHWM") - self._shared() - self._before
 
     def _shared(self) -> float:
-        """What other ranks account for."""
+        """MB of shared memory that belong to other ranks' shares."""
         return _memory("status", "RssShmem") - _memory("smaps_rollup", "Pss_Shmem")
 
 
 def _memory(file: str, key: str) -> float:
-    """A figure of this process in MB."""
+    """The value of `key` in /proc/self/FILE, in MB."""
     for line in (PROCESS / file).read_text(encoding="ascii").splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) / 1024

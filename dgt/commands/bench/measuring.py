@@ -1,4 +1,4 @@
-"""From the words after `dgt bench` to a table, a figure and bench.json."""
+"""From the command line of `dgt bench` to a table, a figure and bench.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dgt.runs.claiming import claim
 
 
 def bench(overrides: list[str], as_json: bool) -> None:
-    """On ranks of this host, or on those that a launcher started."""
+    """Measure on ranks of this host, or on those that a launcher started."""
     here = environment.placement()
     grows = overrides[:1] == ["scaling"]
     settings = composing.plain_values(overrides[grows:])

@@ -1,4 +1,4 @@
-"""What dgt is measured against: DDP, Decent-DP where it is installed, and the exchange one would first write.
+"""What dgt is compared with: DDP, Decent-DP if it is installed, and a straightforward exchange per tensor.
 
 Peers run with the settings that are best for them; what they send is counted as gloo's and nccl's rings send it.
 """
@@ -65,10 +65,10 @@ def fused_sgd(parameters: Iterable[torch.Tensor]) -> torch.optim.SGD:
 
 
 def load_code(node: Node) -> None:
-    """What torch imports with the first DDP and SGD is not memory of a variant. All ranks call it."""
+    """Have torch import what DDP and SGD need, so that it does not count as memory of a variant. All ranks call it."""
     model = torch.nn.Linear(1, 1).to(node.device)
     optimizer, parallel = fused_sgd(model.parameters()), distributed(model, node, 1.0)
-    parallel(torch.ones(1, 1, device=node.device)).sum().backward()  # its backward needs the wrapper alive
+    parallel(torch.ones(1, 1, device=node.device)).sum().backward()  # `parallel` outlives its backward
     optimizer.step()
     if has_decent_dp():
         importlib.import_module("decent_dp.ddp")
@@ -91,7 +91,7 @@ class DecentDP(Compute):
 
     def __init__(self, work: Workload, node: Node) -> None:
         super().__init__(work)
-        importlib.import_module("loguru").logger.remove()  # it speaks on every rank
+        importlib.import_module("loguru").logger.remove()  # its log handler prints on every rank
         self.parallel = importlib.import_module("decent_dp.ddp").DecentralizedDataParallel(
             self.model,
             optim_fn=lambda named: fused_sgd(parameter for _, parameter in named),
@@ -104,7 +104,7 @@ class DecentDP(Compute):
     def step(self) -> None:
         self.backward(self.parallel)
         self._steps += 1
-        # an all-reduce among two neighbours, or, of an odd number, among all; the first steps find out the order
+        # an all-reduce among two neighbours, or among all if their number is odd; the first steps record the order
         partners = len(self.parallel._topo.get_edge(self._steps).ranks)
         self._bytes += ring_bytes(parameter_bytes(self.model), partners)
 

@@ -62,7 +62,7 @@ def _short(value: float | None) -> str:
 
 
 def figure(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Two rows of bars: what a rank computes, and how long an iteration takes with the part spent standing still."""
+    """Two rows of bars: CPU time of a rank, and wall time of an iteration with the part spent waiting."""
     from dgt.report import style  # matplotlib takes half a second to load
 
     names = [row["variant"] for row in rows]

@@ -24,7 +24,7 @@ class Variant(Protocol):
     def step(self) -> None: ...
 
     def finish(self) -> None:
-        """Take in what is still travelling: its time is this variant's, not that of whoever is measured next."""
+        """Receive all messages that are under way, so that they do not count for the variant measured next."""
 
     def wait_seconds(self) -> float | None: ...
 
@@ -42,10 +42,10 @@ class Compute:
         self.backward(self.model)
 
     def finish(self) -> None:
-        """Nothing is travelling."""
+        """No messages."""
 
     def wait_seconds(self) -> float | None:
-        """Seconds this rank has stood still for others; None if unknown."""
+        """Seconds this rank has waited for messages; None if unknown."""
         return None
 
     def bytes_sent(self) -> int:
@@ -75,7 +75,7 @@ class Tracking(Compute):
 
 
 class Unchecked(Tracking):
-    """What the checks cost is what this saves."""
+    """Without headers and checks of messages: the difference is what they cost."""
 
     def __init__(self, work: Workload, network: Network) -> None:
         super().__init__(work, network)
@@ -86,17 +86,17 @@ class Unchecked(Tracking):
 
 
 class NoSeal(Seal):
-    """Takes every message for the right one."""
+    """A seal that writes and checks nothing."""
 
     def write(self, frame: Frame, number: int, iteration: int) -> None:
-        """Nothing around the payload."""
+        """No header."""
 
     def check(self, frames: Iterable[tuple[int, Frame]], number: int, iteration: int) -> None:
-        """Whatever they are."""
+        """No check."""
 
 
 class Mirror(Transport):
-    """Neighbours that are always there: each is this rank's own message."""
+    """A transport whose neighbours' messages are this rank's own, available at once."""
 
     def outbox(self, kind: str, like: torch.Tensor, inboxes: int = 2) -> Outbox:
         own = shared.create(like)
@@ -111,17 +111,17 @@ class Mirror(Transport):
 
 
 class OwnSeal(Seal):
-    """Checks what a neighbour would, on this rank's own messages."""
+    """The checks that a neighbour would make, on this rank's own messages."""
 
     def check(self, frames: Iterable[tuple[int, Frame]], number: int, iteration: int) -> None:
         super().check([(self.node.rank, frame) for _, frame in frames], number, iteration)
 
 
 class MirrorNetwork(Network):
-    """The real row, and nobody to wait for."""
+    """The real mixing row over `Mirror` transports: the computation without waiting."""
 
     def open_transport(self) -> Transport:
-        if not self._transports:  # the handshake is real
+        if not self._transports:  # the first transport is real: it does the handshake
             return super().open_transport()
         self._transports.append(Mirror(self.node, self.neighbours))
         return self._transports[-1]

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Both strategies on every cell; ranks stay up between the cells of one network size."""
+    """Both strategies on every cell; ranks are started once per network size."""
     from dgt import problems
     from dgt.commands.compare import job
     from dgt.config import compose as composing
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
     directory = Path(claim(configs[0].run_dir, "compare"))
     path = str(directory / layout.COMPARISON)
     with held(directory, log.info):
-        refuse_results(directory)  # another run may have had it since
+        refuse_results(directory)  # another process may have used the directory before the lock was taken
         job.start(directory, cells, seeds)
         for nodes, group in groups.items():
             start_ranks(job.CompareJob(group, seeds, path), nodes, JoinOptions.from_config(group[0]))

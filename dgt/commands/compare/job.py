@@ -1,4 +1,4 @@
-"""Strategy I against Strategy II over weights x topologies x seeds, on ranks that stay up between the cells.
+"""Strategy I against Strategy II over weights x topologies x seeds, on ranks that are started once per network size.
 
 Where a problem can stack its seeds they run side by side: they share graph and mixing row, so their parameters
 travel in the same messages, and ten seeds cost little more than one. The numbers are those of ten separate runs.
@@ -150,7 +150,7 @@ def by_network_size(configs: Sequence[Config], placement: Placement) -> dict[int
 
 
 def check(configs: Sequence[Config], seeds: Sequence[int], placement: Placement) -> None:
-    """Find what can be wrong before the first run; cells are told apart by the names of weights and topology."""
+    """Raise for mistakes before the first run; the names of weights and topology must identify a cell."""
     names = [cell_name(config) for config in configs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

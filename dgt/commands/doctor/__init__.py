@@ -18,7 +18,7 @@ nodes=64 asks whether 64 ranks fit on this host; a run directory, why that run f
 
 
 def run(options: argparse.Namespace) -> None:
-    """What is here, and whether ranks can talk: two of this host, or those that a launcher started."""
+    """Check this host and two ranks on it, or under a launcher all hosts and their ranks."""
     from dgt.commands.doctor import examination
     from dgt.launching.jobs import JoinOptions
     from dgt.launching.rank import be_rank
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _explain_failure(options: argparse.Namespace) -> None:
-    """Why a run failed, from the notes its ranks left."""
+    """Print why a run failed, from the failure notes in its directory."""
     from dgt.processes import failures
     from dgt.runs.layout import CONFIG
 

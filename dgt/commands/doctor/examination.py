@@ -1,6 +1,6 @@
-"""`dgt doctor`: what is here, whether two ranks can talk, how fast, and what to do about what is wrong.
+"""The checks of `dgt doctor`: what this host has, whether and how fast two ranks exchange messages, and advice.
 
-Each check is a small function of plain values, so that what it says can be tested without the machine it is about.
+Each check is a function of plain values, so that its findings can be tested on any machine.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dgt.processes.placement import Placement
 
 GOOD, ODD, BAD = "ok", "note", "wrong"
 SMALL_MEMORY = 512 * 2**20
-RANKS, MOST_RANKS = 16, 100_000  # of the quick start; of any run
-SIZES = {"latency": 2, "bandwidth": 4_000_000}  # numbers of 4 bytes
-WAYS = ("messages", "shared memory for small messages only", "shared memory")  # by how many of these sizes fit
+RANKS, MOST_RANKS = 16, 100_000  # ranks of the quick start; most of any run
+SIZES = {"latency": 2, "bandwidth": 4_000_000}  # float32 numbers per message
+WAYS = ("messages", "shared memory for small messages only", "shared memory")  # index: how many of SIZES fit
 ROUNDS = {"latency": 200, "bandwidth": 12}
-WARM_UP = 3  # exchanges that are not counted
+WARM_UP = 3  # exchanges before the clock starts
 MOST_PAIRS = 16
 NO_DEVICES = ("-1", "NoDevFiles")  # GPUs hidden on purpose; the second is Slurm's, for jobs that asked for none
 MOST_BYTES = 65_536
@@ -42,7 +42,7 @@ MOST_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, what was found, and what to do unless it is fine."""
+    """One line of the result: the subject of a check, what it found, a verdict, and advice unless all is well."""
 
     what: str
     found: str
@@ -51,7 +51,7 @@ class Finding:
 
 
 def here(ranks: int = RANKS) -> list[Finding]:
-    """Everything that can be seen of this host by looking; whether so many ranks fit."""
+    """All checks of this host that start no ranks; `ranks` is how many it is to run."""
     return [
         *versions(),
         *backends(dist.is_gloo_available(), dist.is_nccl_available(), torch.cuda.device_count()),
@@ -71,7 +71,7 @@ def here(ranks: int = RANKS) -> list[Finding]:
 
 
 def versions() -> list[Finding]:
-    """What is installed."""
+    """Versions of dgt and the libraries it uses."""
     names = ("dgt", "torch", "torchvision", "numpy", "hydra-core")
     found = {name: importlib.metadata.version(name) for name in names}
     words = ", ".join(f"{name} {version}" for name, version in found.items())
@@ -81,7 +81,7 @@ def versions() -> list[Finding]:
 
 
 def backends(gloo: bool, nccl: bool, cards: int) -> list[Finding]:
-    """How messages can travel."""
+    """Which backends this build of torch has, for so many GPUs (`cards`)."""
     there = [name for name, is_there in (("gloo", gloo), ("nccl", nccl)) if is_there]
     if not gloo:
         return [
@@ -113,7 +113,7 @@ def cores(count: int, threads: str | None) -> list[Finding]:
 
 
 def interfaces(own: Mapping[str, str], host: str, resolved: str | None, chosen: str | None) -> list[Finding]:
-    """Which networks there are, and which one neighbours on other hosts would be told."""
+    """The network interfaces, and whether gloo would give other hosts an address that they can reach."""
     words = ", ".join(f"{name} {address}" for name, address in own.items()) or "none"
     if chosen is not None:
         missing = [name for name in chosen.split(",") if name not in own]
@@ -136,7 +136,7 @@ def interfaces(own: Mapping[str, str], host: str, resolved: str | None, chosen: 
 
 
 def memory(size: int | None, free: int | None) -> list[Finding]:
-    """/dev/shm, where neighbours on one host meet."""
+    """Size and free bytes of /dev/shm, through which neighbours on one host exchange messages."""
     if size is None or free is None:
         return [
             Finding(
@@ -160,12 +160,12 @@ def memory(size: int | None, free: int | None) -> list[Finding]:
 
 
 def loopback(is_up: bool) -> list[Finding]:
-    """Ranks on one host meet there; nothing is said where it is as it should be."""
+    """A finding only if the loopback interface is down, over which ranks on one host connect."""
     return [] if is_up else [Finding("loopback", "down", BAD, probing.DOWN)]
 
 
 def limits(files: int, processes: int, ranks: int = RANKS) -> list[Finding]:
-    """What so many ranks on this host need, whatever their graph."""
+    """Whether the limit of open files is enough for so many ranks, on any graph."""
     least, wanted = allowed.least(ranks), allowed.wanted(ranks, ranks - 1)
     others = f"{'any number of' if processes == resource.RLIM_INFINITY else processes} processes"
     words = f"{files} files ({ranks} ranks need {least} to {wanted}), {others}"
@@ -178,7 +178,7 @@ def limits(files: int, processes: int, ranks: int = RANKS) -> list[Finding]:
 
 
 def ranks_of(settings: list[str]) -> int | None:
-    """16 of ['nodes=16']; None where something else is asked for."""
+    """16 of ['nodes=16']; None if the arguments are something else."""
     if len(settings) != 1 or not settings[0].startswith("nodes=") or os.path.isdir(settings[0]):
         return None
     count = settings[0].removeprefix("nodes=")
@@ -188,7 +188,7 @@ def ranks_of(settings: list[str]) -> int | None:
 
 
 def launcher(slurm: Mapping[str, str], where: Placement) -> list[Finding]:
-    """Who starts ranks, and where they would run."""
+    """The launcher of this process, and where `dgt train` would start ranks."""
     job = slurm.get("SLURM_JOB_ID")
     many = slurm.get("SLURM_JOB_NUM_NODES", "?")
     inside = f"in Slurm job {job} ({many} nodes: {slurm.get('SLURM_JOB_NODELIST', '?')})" if job else "no Slurm job"
@@ -200,7 +200,7 @@ def launcher(slurm: Mapping[str, str], where: Placement) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """Two ranks sent each other messages: seconds per exchange of small and of large ones."""
+    """A measurement between two ranks: seconds per exchange of a small (`latency`) and a large message."""
 
     ranks: tuple[int, int]
     way: str
@@ -209,12 +209,12 @@ class Talk:
 
     @property
     def microseconds(self) -> float:
-        """For a small message."""
+        """Per exchange of a small message."""
         return self.latency * 1e6
 
     @property
     def gigabytes(self) -> float:
-        """Per second, each way."""
+        """Gigabytes per second in each direction, with large messages."""
         return 4 * SIZES["bandwidth"] / self.bandwidth / 1e9
 
     def __str__(self) -> str:
@@ -223,7 +223,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class TalkJob:
-    """Ranks r and r + 1 talk, pair after pair; the others wait."""
+    """Measure between ranks r and r + 1, one pair after the other; the other ranks wait."""
 
     way: str
 
@@ -233,7 +233,7 @@ class TalkJob:
 
 
 def talk(node: Node, pair: tuple[int, int], way: str) -> Talk:
-    """All ranks call it; the figures are those of the pair's first rank, on every rank."""
+    """Measure between the ranks of `pair`; all ranks call it, and all get the times of the pair's first rank."""
     seconds = torch.zeros(len(SIZES) + 1, dtype=torch.float64)
     peers = [rank for rank in pair if rank != node.rank] if node.rank in pair else []
     for place, (kind, size) in enumerate(SIZES.items()):
@@ -245,7 +245,7 @@ def talk(node: Node, pair: tuple[int, int], way: str) -> Talk:
             outbox.buffer.fill_(float(number))
             pending = outbox.post(number)
             for _, theirs in pending.collect():
-                taken.copy_(theirs)  # memory that nobody reads is quick beyond belief
+                taken.copy_(theirs)  # without a copy no received page would be touched
                 assert float(taken[-1]) == number
             pending.finish()
         if node.rank == pair[0]:
@@ -256,14 +256,14 @@ def talk(node: Node, pair: tuple[int, int], way: str) -> Talk:
 
 
 def measured(way: str) -> Talk:
-    """Two ranks on this host."""
+    """Start two ranks on this host and measure between them."""
     ((said,), _) = launch.start_ranks(TalkJob(way), 2, launch.JoinOptions(device="cpu", timeout=20)).values()
     assert isinstance(said, Talk)
     return said
 
 
 def exchange() -> list[Finding]:
-    """Two ranks on this host, over every way there is."""
+    """Measure between two ranks on this host, through shared memory and through messages."""
     found = []
     for way in ("auto", "messages") if shared.available() else ("messages",):
         try:
@@ -279,7 +279,7 @@ def exchange() -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """Every host looks at itself, then neighbouring ranks talk; rank 0 gets to know all of it."""
+    """The checks of every host, then measurements between consecutive ranks; rank 0 returns all findings."""
 
     def run(self, node: Node) -> list[Finding] | None:
         own = [] if node.placement.local_rank else as_dicts(here())
@@ -299,7 +299,7 @@ class ClusterJob:
 
 
 def _by_host(reports: list[tuple[str, list[Finding]]]) -> list[Finding]:
-    """What the first host found, and of the others what differs from it."""
+    """The findings of the first host, and those of the others that differ from it."""
     first = reports[0][1]
     found = [replace(finding, found=f"{reports[0][0]}: {finding.found}") for finding in first]
     for host, findings in reports[1:]:
@@ -326,7 +326,7 @@ def as_dicts(findings: list[Finding]) -> list[dict[str, Any]]:
 
 
 def text(findings: list[Finding]) -> str:
-    """A line each; advice below what needs it, and a verdict at the end."""
+    """A line per finding with its advice below, and the overall verdict at the end."""
     width = max(len(finding.what) for finding in findings)
     lines = []
     for finding in findings:

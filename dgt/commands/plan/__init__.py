@@ -1,6 +1,6 @@
 """`dgt plan`: for given weights, which strategy on which graph, how large a step, how many bytes.
 
-`planning.py` goes from overrides to a ranked list, `candidates.py` examines one network, `words.py` says it; the
+`planning.py` goes from overrides to a ranked list, `candidates.py` examines one network, `words.py` prints it; the
 mathematics is in `network/plan.py`.
 """
 
@@ -13,7 +13,7 @@ from dgt.commands.base import Command, choices, refuse_ranks
 
 
 def run(options: argparse.Namespace) -> None:
-    """Which strategy on which graph, ranked; and the words that train it."""
+    """Print the ranked strategies and graphs, and the command that trains the best."""
     from dgt.commands.plan import planning, words
     from dgt.config import fragment
 

@@ -25,10 +25,10 @@ from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings, smoot
 from dgt.processes.placement import Placement
 from dgt.training.setup import network_of
 
-MOST_NUMBERS = 3_000_000  # nodes x draws x dimension: fewer draws on larger networks
-ONE_MESSAGE = 2**16  # bytes of z and y up to which they travel together, and nothing overlaps
-STEP_SHARES = np.geomspace(0.02, 0.9, 16)  # of the largest stable step, where the best one is looked for
-SAME = 1e-9  # relative difference that only rounding makes
+MOST_NUMBERS = 3_000_000  # bound on nodes x draws x dimension: larger networks have fewer draws
+ONE_MESSAGE = 2**16  # bytes up to which z and y are one message, which overlaps with no computation
+STEP_SHARES = np.geomspace(0.02, 0.9, 16)  # candidates for the step size, as shares of the largest stable one
+SAME = 1e-9  # relative difference below which values are equal but for rounding
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class PlanConfig:
     parameters: int | None = setting(None, "parameters of the model; null: the problem's own", low=1)
     accuracy: float = setting(
         0.05,
-        "what to reach: gradient norm and consensus error, as a share of their start",
+        "target: gradient norm and consensus error as a share of their initial values",
         low=0,
         high=1,
         open_low=True,
@@ -180,7 +180,7 @@ def affordable(
 
 def _fitted(config: Config, most: float) -> tuple[Config, nx.Graph]:
     """A config's graph; a tailored one whose average degree is free has as many edges as the budget allows."""
-    weights, graph = network_of(config, Placement("alone"), as_drawn=True)  # swaps leave degrees as they are
+    weights, graph = network_of(config, Placement("alone"), as_drawn=True)  # swaps keep degrees
     if config.topology.name != "tailored":
         return config, graph
     free = config.topology.avg_degree is None
@@ -253,9 +253,9 @@ def examine(
     stable, hardest = planner.largest_stable_step(system, quadratic.curvature)
     rate = planner.contraction(system, quadratic.curvature[:, hardest], step_of(config))
     if rate < 1:
-        rate = planner.contraction(system, quadratic.curvature[:, 0], step_of(config))  # the same for all rows
+        rate = planner.contraction(system, quadratic.curvature[:, 0], step_of(config))  # of one draw: rows compare
         if weights.size > planner.EXACT_NODES:
-            rate = max(rate, spectrum.rho)  # a growth rate flatters slow graphs: nodes agree no sooner than by mixing
+            rate = max(rate, spectrum.rho)  # consensus is not faster than mixing, whatever the system's rate
     degree, mean_degree = _largest_degree(graph), 2 * graph.number_of_edges() / weights.size
     seconds = None
     if settings.bandwidth is not None:

@@ -43,8 +43,8 @@ from dgt.processes.placement import Placement
 from dgt.runs.sinks.progress import Progress
 from dgt.training.setup import network_of
 
-BOTH = ("strategy=I,II", "strategy=II,I")  # as without them
-QUICK_NODES = 100  # up to here nobody has to wait
+BOTH = ("strategy=I,II", "strategy=II,I")  # the same as no strategy at all
+QUICK_NODES = 100  # fewer nodes take so little time that no progress is shown
 
 
 def settings() -> list[str]:
@@ -53,7 +53,7 @@ def settings() -> list[str]:
 
 
 def plan(overrides: Sequence[str]) -> Plan:
-    """What these overrides ask for."""
+    """The ranked candidates for these overrides."""
     settings, rest = split(overrides)
     configs, named = candidates(rest)
     first = next(iter(configs.values()))
@@ -80,7 +80,7 @@ def plan(overrides: Sequence[str]) -> Plan:
 
 
 def split(overrides: Sequence[str]) -> tuple[PlanConfig, list[str]]:
-    """What is for the plan, and what is for the runs it is about."""
+    """Settings of the plan itself, and overrides of the runs that are planned."""
     own: dict[str, Any] = {}
     rest, top = [], [field.name for field in dataclasses.fields(PlanConfig)]
     config_keys = {field.name for field in dataclasses.fields(Config)}
@@ -126,14 +126,14 @@ def candidates(overrides: Sequence[str]) -> tuple[dict[str, Config], bool]:
             configs[" ".join([config.topology.name, *varied])] = config
     for word in graph_settings:
         if word not in taken:
-            composing.compose([*runs[-1], *composing.expand([word])[0]])  # says what is wrong with it
+            composing.compose([*runs[-1], *composing.expand([word])[0]])  # raises the error for this override
     for config in configs.values():
         check(config)
     return configs, named
 
 
 def check(config: Config) -> None:
-    """Refuse what the prediction does not hold for."""
+    """Raise for settings for which the prediction does not hold."""
     if config.algorithm.name != "gradient_tracking":
         raise ConfigError(f"algorithm={config.algorithm.name}: dgt plan is about gradient_tracking; leave it out")
     if config.local_steps != 1:
@@ -153,7 +153,7 @@ def _belongs(setting: str, run: Sequence[str]) -> bool:
 
 
 def as_dict(found: Plan) -> dict[str, Any]:
-    """The answer in plain values: what --json prints, and what the words are made of."""
+    """The plan as plain values, for --json and for `words.text`."""
     best, settings, weights = found.best, found.settings, found.weights
     other = best.other_strategy(found.rows)
     chosen = best.config
@@ -214,7 +214,7 @@ def _choices(found: Plan) -> Iterator[dict[str, Any]]:
                 "either": _is_open(row, other),
                 "advantage": ahead.share,
                 "uncertainty": ahead.uncertainty,
-                # above that a contraction is an estimate, too rough to compare
+                # for larger networks the contraction is an estimate, too rough for a comparison
                 "without_noise": min((row, other), key=lambda one: one.contraction).strategy
                 if found.weights.size <= planner.EXACT_NODES
                 else None,

@@ -1,4 +1,4 @@
-"""The words of `dgt plan`: a table, a sentence with its reason, and what to type next."""
+"""The text that `dgt plan` prints: a table, a recommendation with its reason, and the next command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def text(found: Mapping[str, Any], written: str | None = None) -> str:
-    """All of it; `written` is the folder the config was written to."""
+    """The whole text; `written` is the folder of the config, if one was written."""
     lines = [table([_shown(row, found) for row in found["rows"]]), ""]
     lines += [f"left out: {name} ({why})" for name, why in found["left_out"].items()]
     lines += [_strategies(found), "", reason(found)]
@@ -27,7 +27,7 @@ def text(found: Mapping[str, Any], written: str | None = None) -> str:
 
 
 def reason(found: Mapping[str, Any]) -> str:
-    """One sentence: what to take, and why."""
+    """One sentence: the recommended strategy and graph, and why."""
     best, chosen = found["rows"][0], found["recommendation"]
     name = "Either strategy" if chosen["either"] else f"Strategy {chosen['strategy']}"
     if found["ranked_by"] == "time" and best["seconds"] is not None:
@@ -51,7 +51,7 @@ def reason(found: Mapping[str, Any]) -> str:
 
 
 def _against(found: Mapping[str, Any]) -> str:
-    """By how much the other strategy, on the same graph, is behind."""
+    """By how much the other strategy is worse on the same graph."""
     if found["uniform"]:
         return "; with equal weights both strategies are the same algorithm"
     best = found["rows"][0]
@@ -86,7 +86,7 @@ def _strategies(found: Mapping[str, Any]) -> str:
 def _step_words(found: Mapping[str, Any]) -> list[str]:
     best, chosen = found["rows"][0], found["recommendation"]
     if found["problem"] != "least_squares":
-        return []  # the limits are those of least squares
+        return []  # the predicted limits hold for least squares only
     limits = f"up to {best['lr_stable']:.3g}; proved up to {best['lr_proved']:.2g}"
     words = f"Step size: lr={found['lr']:g} is stable ({limits})"
     if chosen["best_lr"] is not None and chosen["best_lr_error"] < 0.95 * best["error"] and not best["rounding"]:

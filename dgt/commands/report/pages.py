@@ -1,4 +1,4 @@
-"""`dgt report RUN...`: one page for all of the runs, and beside it whatever else is made of them."""
+"""`dgt report RUN...`: one page for all of the runs, with tables and figures beside it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def page_path(paths: Sequence[str], out: Path | None) -> Path:
-    """In the directory that was named, be it a run or a folder of runs; for several in report/, here."""
+    """The page's file: in the given run or folder of runs; for several of them in ./report/."""
     if out is None:
         named = list(dict.fromkeys(path.parent if path.is_file() else path for path in map(Path, paths)))
         return (named[0] if len(named) == 1 else Path("report")) / layout.PAGE
@@ -46,7 +46,7 @@ def page_path(paths: Sequence[str], out: Path | None) -> Path:
 
 
 def runs_in(paths: Sequence[str]) -> list[Run]:
-    """All runs in there, those of a comparison among them."""
+    """All runs below these paths, also those of comparisons."""
     folders, comparisons = search(paths)
     runs = [read(folder) for folder in folders]
     runs += [run for folder in comparisons for run in compare.runs_of(folder)]
@@ -58,7 +58,7 @@ def runs_in(paths: Sequence[str]) -> list[Run]:
 def write(paths: Sequence[str], out: Path | None = None, advance: Advance | None = None) -> tuple[list[Path], str]:
     """The page first, then tables and figures beside it; returns what was written, and the table in words.
 
-    `advance(done, of, name)` hears of every figure.
+    `advance(done, of, name)` is called after every figure.
     """
     runs = runs_in(paths)
     page = page_path(paths, out)
@@ -79,10 +79,10 @@ def write(paths: Sequence[str], out: Path | None = None, advance: Advance | None
 def follow(paths: Sequence[str], out: Path | None = None, refresh: float = REFRESH_SECONDS) -> bool:
     """Write the page again and again until all of its runs have ended; False if Ctrl-C came first.
 
-    A silent run counts as ended: it was killed, or nobody is there. One that has measured nothing yet may be about to
-    start, and is given as long as a run may be silent.
+    A run that has written no line for SILENCE seconds counts as ended, for example killed. One without any measurement
+    may be starting, and is followed for the same time.
     """
-    runs_in(paths)  # all mistakes first
+    runs_in(paths)  # raises for paths without runs, before anything is written
     page = page_path(paths, out)
     log.info("following; open %s in a browser, it refreshes itself; Ctrl-C ends", page.resolve())
     before: object = None

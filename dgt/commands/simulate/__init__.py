@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def run(options: argparse.Namespace) -> None:
-    """As `dgt train`, in this process."""
+    """Like `dgt train`, but all nodes in this process."""
     from dgt.commands.simulate import twin
     from dgt.commands.train import sweeping
     from dgt.config import effect

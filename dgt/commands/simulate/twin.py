@@ -164,7 +164,7 @@ def simulate(
     weights, graph = network_of(config, Placement("alone"))
     run_dir = claim_run_dir(config, swept)
     with held(Path(run_dir), log.info) as lock:
-        refuse_results(Path(run_dir))  # another run may have had it since
+        refuse_results(Path(run_dir))  # another process may have used the directory before the lock was taken
         return _written(dataclasses.replace(config, run_dir=run_dir), weights, graph, lock, show, command)
 
 

@@ -33,7 +33,7 @@ def runs_of(
 
 
 def show(options: argparse.Namespace, summaries: list[dict[str, Any]], swept: Sequence[dict[str, str]]) -> None:
-    """A line per run: what it is called by, what was swept, the metrics of its last fifth, its directory."""
+    """Print a line per run: its name, the swept settings, metrics over its last fifth, its directory."""
     rows = [(summary, named) for summary, named in zip(summaries, swept, strict=True) if summary]
     if not options.multirun or not (rows or options.json):
         return

@@ -31,9 +31,15 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Saves and resumes everything given by name: model, optimizer, scheduler, or what else has a `state_dict`.
+    """Saves and resumes the parts that it is given, and the random number generators. All ranks make and call it.
 
-    The directory must be one that all ranks see, and no other run holds. Random number generators are saved as well.
+    directory    where checkpoints are written; on a file system that all ranks see, and not in use by another run
+    network      the `dgt.Network` of the optimizer
+    every        steps between checkpoints; 0: by time only
+    minutes      minutes between checkpoints; 0: by steps only
+    keep_last    how many of the newest checkpoints are kept
+    keep_every   also keep those whose step is a multiple of this; 0: none
+    parts        by name: model, optimizer (one of dgt's), scheduler, or anything else with a `state_dict`
     """
 
     def __init__(
