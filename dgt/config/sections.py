@@ -76,7 +76,7 @@ class StopConfig:
         check_settings(self, "stop.")
         if self.when is not None and _RULE.fullmatch(self.when) is None:
             raise ConfigError(
-                f"stop.when={self.when}: give METRIC<NUMBER, METRIC>NUMBER or METRIC, such as accuracy>0.6"
+                f"stop.when={self.when}: give METRIC>NUMBER, METRIC<NUMBER or METRIC, such as accuracy>0.6"
             )
         if self.when is None and self.patience != 1:
             raise ConfigError(f"stop.patience={self.patience}: of what? give stop.when too, such as stop.when=loss")
