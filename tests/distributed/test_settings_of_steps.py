@@ -48,7 +48,9 @@ def test_seeds_side_by_side_are_clipped_each_by_itself() -> None:
     assert_same(rows, twin(config, [0, 4, 7]), config)
 
 
-@pytest.mark.parametrize("overrides", [["schedule=cosine", "schedule.warmup=5", "clip=0.5"], ["schedule=onecycle"]])
+@pytest.mark.parametrize(
+    "overrides", [["schedule=cosine", "schedule.warmup=5", "clip=0.5"], ["schedule=onecycle", "algorithm.momentum=0.9"]]
+)
 def test_an_interrupted_run_goes_on_bit_by_bit(overrides: list[str], tmp_path: Path) -> None:
     train(tmp_path / "whole", *NOISY, *overrides)
     with pytest.raises(LaunchError, match="rank 1 was killed"):

@@ -65,10 +65,11 @@ def check(config: Config) -> None:
     _check_base(config)
     problems.iterations_of(config, nodes_of(config))
     config.check_targets()
-    momentum = getattr(config.algorithm.settings, "momentum", None)
-    if momentum and schedules.of(config).momentum(0) is not None:
+    values = config.algorithm.values
+    has_momentum = values.get("momentum") or values.get("base") is not None
+    if has_momentum and schedules.of(config).momentum(0) is not None:
         raise ConfigError(
-            f"schedule={config.schedule.name}: moves algorithm.momentum, which dgt simulate leaves alone; use dgt train"
+            f"schedule={config.schedule.name}: it moves momentum too, which dgt simulate leaves as it is; use dgt train"
         )
     stopping.check(config)
     if config.chaos.name != "none":

@@ -29,7 +29,7 @@ from dgt.training.checkpoints.state import Tree, copied
 from dgt.training.session import MEMBERS, Session
 
 SAVED, UNSAVED = "saved", "not saved"
-BEFORE = {"schedule": "constant", "clip": "None", "precision": "full"}  # facts that checkpoints of dgt 0.1 do not have
+BEFORE = {"schedule": "constant", "clip": "None", "precision": "full"}  # facts that older checkpoints lack
 
 
 class Subject(Protocol):
