@@ -1,4 +1,4 @@
-"""What docs/extending.md shows, on real ranks: algorithm, graph, problem, schedule, logger from outside by `_target_`."""
+"""What docs/extending.md shows, on real ranks: algorithm, graph, problem, schedule and logger by `_target_`."""
 
 from __future__ import annotations
 
