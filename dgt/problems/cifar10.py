@@ -32,6 +32,7 @@ class ImageClassification(SupervisedProblem):
 
     measures_start = False  # an untrained classifier guesses; a test set of ten thousand images is not free
     local_settings = ("root",)
+    usual_lr = 0.1
 
     @dataclass(slots=True, kw_only=True)
     class Settings:
@@ -70,6 +71,10 @@ class ImageClassification(SupervisedProblem):
         if settings.partition == "dirichlet":
             shares = partition.uneven_shares(nodes, cifar10.CLASSES, settings.beta, seed)
         return partition.shard_sizes(cifar10.TRAIN_SAMPLES, shares, settings.sizes).tolist()
+
+    @classmethod
+    def steps_per_epoch(cls, settings: Settings, nodes: int) -> float:
+        return cifar10.TRAIN_SAMPLES / (nodes * settings.batch)
 
     @classmethod
     def parameter_count(cls, settings: Settings) -> int:

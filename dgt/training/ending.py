@@ -1,4 +1,4 @@
-"""The end of a run, the same on all ranks: finished or stopped, saved or not, whoever is lost meanwhile.
+"""The end of a run, the same on all ranks: finished, early or not, or stopped, saved or not, whoever is lost meanwhile.
 
 All ranks have made their last step. They save, and wait for one answer: it is given once the checkpoint is committed
 (or could not be written) and the summary is on the disk, by the lowest rank that is still there. From then on nobody is
@@ -62,6 +62,7 @@ class Ending:
     ) -> None:
         self._session, self._logger, self._show, self._phase, self._again = session, logger, show, phase, again
         self.stopped_at: int | None = None
+        self.early = ""  # why it has finished there, if nobody asked for it
         self.has_begun = False  # this rank has made its last step
         self._answer = ""
 
@@ -112,7 +113,7 @@ class Ending:
         self._logger.take_over(self._iteration)
         stopped = self._stopped(answer)
         if stopped is None:
-            self._logger.finish(self._show)
+            self._logger.finish(self._show, self.early)
         else:
             self._logger.stopped(stopped.iteration, str(stopped))
         return answer
@@ -122,7 +123,7 @@ class Ending:
         return self._stopped(answer)
 
     def _stopped(self, answer: str) -> Stopped | None:
-        if self.stopped_at is None:
+        if self.stopped_at is None or self.early:
             return None
         config, node = self._session.config, self._session.node
         nodes = int(self._session.whole[1].size)

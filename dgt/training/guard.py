@@ -34,6 +34,7 @@ from dgt.training.finished import evaluated_before, finished_before
 from dgt.training.health import Health
 from dgt.training.recording import environment, mixing_matrix_of
 from dgt.training.session import Session
+from dgt.training.stopping import EarlyStop
 
 Record = Callable[[int, Metrics, NodeMetrics], None]
 log = logging.getLogger(__name__)
@@ -120,6 +121,8 @@ class RunGuard(Guard):
                 finished.show(self._show)
             return None
         self._first, self._evaluated = first, evaluated_before(config, node, first, history)
+        self._early = EarlyStop(config)
+        self._early.go_on(node, first, self._evaluated, history)
         self._logger = RunLogger(config, node.size, node.is_main, self._start, self._command, lock=self._lock)
         self._record = self._logger.record
         self._logger.start(first, history)
@@ -174,6 +177,7 @@ class RunGuard(Guard):
             self._saver = Saver.of_session(session, log.info, self._chaos.phase, self._logger.check, self._saver)
         self._logger.network(self._first, session.weights, mixing_matrix_of(session.network), node.members)
         ending.stopped_at = loop(session, self, self._first)
+        ending.early = self._early.reason
         ending.has_begun = True
         self._chaos.phase("drain")
         session.optimizer.drain()
@@ -199,10 +203,13 @@ class RunGuard(Guard):
             if self._saver is not None:
                 self._saver.disown(after=self._health.sound_until)
             raise
+        self._early.look(self._session.node, iteration, None if evaluation is None else evaluation.metrics)
 
     def before_step(self, iteration: int) -> bool:
         """Save if it is time to, and rehearse a fault if one is asked for."""
         session, saver, last = self._session, self._saver, self._config.iterations
+        if self._early.reason:
+            return True
         if saver is not None:
             if session.optimizer.stop_now:
                 return True

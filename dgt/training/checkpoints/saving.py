@@ -29,6 +29,7 @@ from dgt.training.checkpoints.state import Tree, copied
 from dgt.training.session import MEMBERS, Session
 
 SAVED, UNSAVED = "saved", "not saved"
+BEFORE = {"schedule": "constant", "clip": "None", "precision": "full"}  # facts that older checkpoints lack
 
 
 class Subject(Protocol):
@@ -203,7 +204,7 @@ def compare(
     """
     facts = subject.facts()
     facts.pop(MEMBERS, None)
-    pairs = {fact: (commit.facts.get(fact, "nothing"), now) for fact, now in facts.items()}
+    pairs = {fact: (commit.facts.get(fact, BEFORE.get(fact, "nothing")), now) for fact, now in facts.items()}
     changed = {fact: pair for fact, pair in pairs.items() if pair[0] != pair[1] and fact in (only or pairs)}
     if changed:
         said = "; ".join(f"{fact} is {then[:60]} there, {now[:60]} here" for fact, (then, now) in changed.items())
