@@ -180,14 +180,14 @@ class RunLogger:
             self._jsonl.close()
             self._mirrors.close(min(LONGEST_WAIT, self._config.timeout / 2))
 
-    def finish(self, show: str = "text") -> dict[str, Any]:
-        """Close the files, write summary.json, show it as text, json or nothing, and return it."""
+    def finish(self, show: str = "text", more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Close the files, write summary.json with `more` in it, show it as text, json or nothing, and return it."""
         if not self._speaks:
             return {}
         seconds = time.time() - self._started
         summary = summaries.summary_of(
             self._config, self.path, self._nodes, self._tail, seconds, simulated=self._simulated
-        )
+        ) | dict(more or {})
         self._progress.close()
         self._jsonl.finish(summary)
         self._mirrors.finish(summary)
