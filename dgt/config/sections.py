@@ -55,6 +55,11 @@ class CheckpointConfig:
     minutes: float = setting(10.0, "minutes between checkpoints; 0: by iterations alone", low=0)
     keep_last: int = setting(2, "how many of the last ones to keep; 0: write none", low=0)
     keep_every: int = setting(0, "keep those of every so many iterations for good; 0: none", low=0)
+    best: str | None = setting(
+        None,
+        "keep the average model of the best evaluation by this metric as best.pt; of your own metric say METRIC:max or "
+        "METRIC:min; null: none",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "checkpoint.")

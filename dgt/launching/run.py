@@ -26,6 +26,7 @@ from dgt.runs.mirrors import check_logger
 from dgt.training import schedules, stopping
 from dgt.training.checkpoints.finding import source_of
 from dgt.training.jobs import TrainJob
+from dgt.training.keeping import direction
 from dgt.training.setup import network_of
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ def prepared(
     """
     weights, drawn = network_of(config, here, as_drawn=True)
     config = checked(config, weights)
+    if config.checkpoint.best:
+        direction(config.checkpoint.best)
     if config.chaos.rank is not None:
         check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
     if config.on_peer_loss == "continue" and here.launcher == "torchrun":

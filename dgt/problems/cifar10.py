@@ -100,7 +100,7 @@ class ImageClassification(SupervisedProblem):
         model = image_model(config.model, cifar10.CLASSES, config.norm, context.seed)
         self.model = model.to(context.device, context.dtype)
         self.mixes_buffers = config.buffers == "mixed"
-        self._context, self._iteration = context, 0
+        self._context, self._iteration = context, RECALIBRATION_BATCHES - 1  # before the first step: any batches
         # the same images on every node and in every run; the whole set in its own order
         picked = np.sort(np.random.default_rng(0).permutation(len(data.test_y))[: config.test_samples])
         self._test_x, self._test_y = data.test_x, data.test_y.astype(np.int64)

@@ -180,8 +180,8 @@ class RunLogger:
             self._jsonl.close()
             self._mirrors.close(min(LONGEST_WAIT, self._config.timeout / 2))
 
-    def finish(self, show: str = "text", early: str = "") -> dict[str, Any]:
-        """Close the files, write summary.json, show it as text, json or nothing, and return it.
+    def finish(self, show: str = "text", early: str = "", more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Close the files, write summary.json with `more` in it, show it as text, json or nothing, and return it.
 
         early  why the run has finished before its last iteration, if it has
         """
@@ -195,7 +195,7 @@ class RunLogger:
         seconds = time.time() - self._started
         summary = summaries.summary_of(
             self._config, self.path, self._nodes, self._tail, seconds, simulated=self._simulated, early=early
-        )
+        ) | dict(more or {})
         self._progress.close()
         self._jsonl.finish(summary)
         self._mirrors.finish(summary)

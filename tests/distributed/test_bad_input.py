@@ -101,6 +101,8 @@ BAD = [
     (["nodes=2.5"], "nodes=2.5: must be a whole number"),
     (["nodes=3000000000"], "nodes=3000000000: must be at least 1 and at most 1e+07"),
     (["iterations=99999999999x"], "iterations=99999999999x: must be a whole number"),
+    (["checkpoint.best=acuracy"], "checkpoint.best=acuracy: did you mean accuracy? say which way is better, "),
+    (["checkpoint.best=slope:up"], "checkpoint.best=slope:up: must be METRIC, METRIC:max or METRIC:min"),
     (["overlap=maybe"], "overlap=maybe: must be true or false"),
     (["timeout=1e300"], "timeout=1e+300: must be above 0 and at most 1e+09"),
     (["backend=glo"], "backend=glo: did you mean gloo? allowed: auto, gloo, nccl"),

@@ -25,6 +25,7 @@ SMALL = {
     "plan": [],
     "gaps": [],
     "report": [],
+    "export": [],
     "data": [],
     "doctor": [],
     "bench": ["rounds=1", "steps=1"],
@@ -45,7 +46,9 @@ def examples(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_dgt_command_runs(line: str, examples: Path, dgt_here: Callable[..., Said]) -> None:
     words = shlex.split(line)[1:]
-    for run in re.findall(r"(?:resume=|dgt report (?:--follow )?|dgt doctor )([\w/-]+)", line):  # made by a line before
+    for run in re.findall(
+        r"(?:resume=|dgt report (?:--follow )?|dgt doctor |dgt export )([\w/-]+)", line
+    ):  # made by a line before
         train(examples / ("long" if run == "auto" else run), "weights=A", "nodes=16", "iterations=2")
     if words[0] == "bench":  # all ways, and large models, take minutes; they have tests of their own
         words += ["nodes=4", "variants=[compute,shared]"]
