@@ -210,7 +210,7 @@ def test_measurements_that_are_none_are_passed_over(tmp_path: Path) -> None:
     assert tail.means() == {}
     for final in ({"iteration": 5, "loss": "much"}, {"iteration": 5, "loss": None}, [5], "iteration", None):
         (tmp_path / SUMMARY).write_text(json.dumps({"final": final}))
-        assert _summary(Config(iterations=5, run_dir=str(tmp_path))) == {}
+        assert _summary(Config(iterations=5, run_dir=str(tmp_path)), 5) == {}
 
 
 def test_a_note_that_cannot_be_read_is_named_without_what_a_terminal_obeys(tmp_path: Path) -> None:
