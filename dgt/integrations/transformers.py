@@ -136,6 +136,7 @@ class DgtTrainer(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Every node its own model and trackers, rank 0 the scheduler."""
         Path(output_dir).mkdir(parents=True, exist_ok=True)
+        self._own_optimizer.drain()
         state = {"model": self.model.state_dict(), "optimizer": self._own_optimizer.state_dict()}
         _write(state | {"network": self._facts()}, Path(output_dir, self._own_file))
         if self.args.should_save:
