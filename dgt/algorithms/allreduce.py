@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from dgt.algorithms.machinery import DecentralizedOptimizer
+from dgt.algorithms.machinery.descent import Descent, with_momentum
 from dgt.algorithms.machinery.groups import group_facts
 from dgt.processes.agreement import agree
 from dgt.processes.notices import NEVER
@@ -24,10 +25,13 @@ class AllReduce(DecentralizedOptimizer):
 
     parameters, lr, weight_decay   as of torch.optim.SGD, the same on all ranks
     network                        a `dgt.Network`; of it, lambda only
+    momentum, nesterov             as of torch.optim.SGD
+    base, base_options             a torch optimizer for the mean gradient: centralised AdamW, for example
 
     wire, local_steps and bucket_mb are refused: the sum is made by the process group, at every step.
     """
 
+    Settings = Descent
     supports: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -40,6 +44,9 @@ class AllReduce(DecentralizedOptimizer):
             self._message = self._sum
             self._notices = torch.zeros(2, dtype=torch.float64, device=values.device)
             self._digests = _digests(torch.float64, size)
+        self._momentum = self.flat.like() if self.has_momentum else None
+        if self.base is not None:
+            self.base.attach(values, self.param_groups, [slice(0, values.numel())], self.flat.slices)
         values.mul_(self.network.average_weight)
         self.network.node.all_reduce(values)
         self.flat.write_parameters()
@@ -59,7 +66,21 @@ class AllReduce(DecentralizedOptimizer):
         # a sum reaches all ranks in the same step
         notices.stop_at, notices.save_at = (self.iteration + 1 if asked else NEVER for asked in self._read_notices())
         self.transport.bytes_sent += _ring_bytes(node.size, self._sum.nbytes)
-        self.descend(self.flat.values, self._sum, out=self.flat.values)
+        self._descend(self._sum)
+
+    def _descend(self, gradient: torch.Tensor) -> None:
+        """The step of torch.optim.SGD, or of the base, with the mean gradient."""
+        values = self.flat.values
+        if self.base is not None:
+            self.base.step(slice(0, values.numel()), values, gradient, self.param_groups)
+            return
+        if self._momentum is not None:
+            for group, part in zip(self.param_groups, self.flat.slices, strict=True):
+                gradient[part] = with_momentum(gradient[part], self._momentum[part], group, out=gradient[part])
+        self.descend(values, gradient, out=values)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return super().buffers() | ({} if self._momentum is None else {"momentum": self._momentum})
 
     def _write_notices(self) -> None:
         """Whole numbers that are added up exactly: stop + (n + 1) d and save + (n + 1) d^2, d a digest of settings."""

@@ -9,55 +9,111 @@ Between two steps a node keeps theta and B = g - W y / G_ii; then y' = G_ii (g' 
 (1 - W_ii) g' + W_ii B, a mean of the two. A step passes over parameter-sized memory 2 degree + 10 times: B, g and
 theta are read, y, z and B written; z and the neighbours' z read, theta written; B read and written, the neighbours' y
 read.
+
+With momentum b the tracked vector is u' = b u + g' in place of g' (n' = g' + b u' with Nesterov): inside the tracker,
+where it is right for any W. A base P, such as AdamW, is a step of torch's optimizer with the tracked direction for its
+gradient:
+
+    mixed (the default)   theta' = W (theta - alpha P(W y))       two latencies per step: y, then z
+    own                   theta' = W (theta - alpha P(y))         y travels while the next gradient is computed
+
+At a fixed point y is the same on all nodes, so every node's direction is, number by number, a positive multiple of one
+vector, which is therefore zero: exact for any elementwise base. W y averages the noise of neighbours before a second
+moment is taken of it; of y itself it is that of one node's batch, and steps are too small.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from dgt.algorithms.machinery import Message, NeighbourOptimizer, Views
+from dgt.algorithms.machinery.descent import Descent
+from dgt.config.settings import setting
 from dgt.exchange.streams import Stream
 
 
 class GradientTracking(NeighbourOptimizer):
     """The paper's algorithm. Strategy I or II is in `network`: its mixing row and gradient scale.
 
-    parameters, lr, weight_decay   as of torch.optim.SGD, the same on all ranks
+    parameters, lr, weight_decay   as of torch.optim.SGD, the same on all ranks; with a base as the base has them
     network                        a `dgt.Network`
+    momentum, nesterov             as of torch.optim.SGD, inside the tracker
+    base, base_options             a torch optimizer for the tracked direction, such as torch.optim.AdamW. A decoupled
+                                   weight decay is not tracked: it leaves a disagreement of order lr
+    base_on                        mixed or own: see above
     overlap, wire, local_steps, bucket_mb, model   how vectors travel: see `NeighbourOptimizer`
 
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
-    with three inboxes: eight, whatever the degree. A narrow wire needs up to four more.
+    with three inboxes: eight, whatever the degree. A narrow wire needs up to four more; momentum one; a base one, and
+    what it keeps itself.
     """
+
+    @dataclass(slots=True, kw_only=True)
+    class Settings(Descent):
+        base_on: str = setting(
+            "mixed", "what a base is applied to: the mixed tracker W y, or the node's own y", choices=("mixed", "own")
+        )
 
     messages = (Message("z", "parameters"), Message("y", "tracker", needed_at_once=False))
     state_vectors = {"B": "rest"}  # noqa: RUF012
     has_array_update = True
 
+    def choose_vectors(self) -> None:
+        if self._base_is_mixed:
+            self.messages = (Message("y", "tracker"), Message("z", "parameters"))
+        if self.base is not None:
+            self.work_vectors = ("direction",)
+
+    @property
+    def _base_is_mixed(self) -> bool:
+        return self.base is not None and self.settings.base_on == "mixed"
+
     def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        """y = G (g - B),  z = theta - alpha y,  B = W_ii B + (1 - W_ii) g."""
+        """y = G (g - B),  z = theta - alpha y,  B = W_ii B + (1 - W_ii) g; before W y is there B = g."""
         network = self.network
         torch.sub(gradient, at.B, out=at.y)
         if network.gradient_scale != 1:
             at.y.mul_(network.gradient_scale)
+        if self._base_is_mixed:
+            at.B.copy_(gradient)
+            return
         torch.lerp(at.B, gradient.to(at.B.dtype), 1 - network.row.own, out=at.B)
-        torch.add(at.theta, at.y, alpha=-float(group["lr"]), out=at.z)
+        if self.base is None:
+            torch.add(at.theta, at.y, alpha=-float(group["lr"]), out=at.z)
+
+    def complete_messages(self, at: Views) -> None:
+        """z = theta - alpha P(y)."""
+        if self.base is not None and not self._base_is_mixed:
+            self.base_step(at, at.z.copy_(at.theta), at.y)
 
     def receive(self, message: str, stream: Stream, at: Views) -> None:
-        """theta = W z;  B -= sum_j W_ij y_j / G_ii."""
+        """theta = W z;  B -= sum_j W_ij y_j / G_ii.  Mixed base: B -= W y / G_ii,  z = theta - alpha P(W y)."""
         if message == "z":
             stream.mix(at.theta)
+        elif self._base_is_mixed:
+            stream.mix(at.direction)
+            at.B.sub_(at.direction, alpha=1 / self.network.gradient_scale)
+            self.base_step(at, at.z.copy_(at.theta), at.direction)
+            self.refuse_non_finite(float(at.z.sum()))
         else:
             stream.add_neighbours(at.B, -1 / self.network.gradient_scale)
 
     def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """theta -= alpha G (g - B); with W = I, B stays as it is."""
+        if self.base is not None:
+            return torch.sub(gradient, at.B, out=at.direction).mul_(self.network.gradient_scale)
         descent = torch.sub(gradient, at.B, out=at.scratch)
         at.theta.add_(descent, alpha=-self.network.gradient_scale * float(group["lr"]))
         return descent
+
+    def complete_local_step(self, at: Views) -> None:
+        """theta -= alpha P(y)."""
+        if self.base is not None:
+            self.base_step(at, at.theta, at.direction)
 
     def idle_gradient(self, at: Views) -> Any:
         """B, so that y = 0."""

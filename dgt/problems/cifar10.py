@@ -76,7 +76,7 @@ class ImageClassification(SupervisedProblem):
         model = image_model(settings.model, cifar10.CLASSES, settings.norm, 0)
         return sum(parameter.numel() for parameter in model.parameters())
 
-    def __init__(self, context: ProblemContext, **settings: Any) -> None:
+    def __init__(self, context: ProblemContext, /, **settings: Any) -> None:
         config = self.Settings(**settings)
         data = cifar10.load(_root(config, context.cache))
         self.config, self.weight_decay = config, config.weight_decay

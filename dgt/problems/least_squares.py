@@ -157,7 +157,7 @@ class LeastSquaresProblem(Problem):
     def parameter_count(cls, settings: LeastSquaresSettings) -> int:
         return settings.dimension
 
-    def __init__(self, context: ProblemContext, **settings: Any) -> None:
+    def __init__(self, context: ProblemContext, /, **settings: Any) -> None:
         config, node, seeds = LeastSquaresSettings(**settings), context.node, context.seeds or (context.seed,)
         self.local = LeastSquares(config, seeds, range(node, node + 1))
         self._all = LeastSquares(config, seeds, range(context.nodes))

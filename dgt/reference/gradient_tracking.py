@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
 from dgt.network.mixing import Strategy
+from dgt.reference import bases
+from dgt.reference.bases import Momentum
 from dgt.reference.stacked import StackedProblem, State, StepSize, at, column
 from dgt.reference.wire import exchanges, mixing
 
@@ -22,26 +25,34 @@ def gradient_tracking(
     *,
     wire: str = "full",
     local_steps: int = 1,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    base: str | None = None,
+    base_options: Mapping[str, Any] | None = None,
+    base_on: str = "mixed",
     overflows: Callable[[int], npt.NDArray[np.bool_]] | None = None,
 ) -> Iterator[State]:
     """Theta' = W (Theta - alpha_t Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0; W = I on local steps.
+
+    With momentum g is u' = b u + g. With a base P: Theta' = W (Theta - alpha_t P(W Y)), or P(Y) with base_on="own".
 
     Nodes whose gradient overflows at step t stay out of it: g' is what makes Y' = 0 there.
     """
     theta, G = problem.start, column(strategy.gradient_scale, problem.start)
     mix_theta, mix_tracker = mixing(W, wire), mixing(W, wire)
+    with_momentum, descend = Momentum(momentum, nesterov), bases.base(base or "sgd", base_options)
     yield State(0, theta)
-    gradient = problem.gradient(theta, 0)
+    gradient = with_momentum(problem.gradient(theta, 0))
     if overflows is not None:
         gradient = np.where(column(overflows(0), gradient), 0.0, gradient)
     tracker = G * gradient
     for t in range(iterations):
-        theta = theta - at(lr, t) * tracker
+        mixed = mix_tracker(tracker) if exchanges(t, local_steps) else tracker
+        theta = descend(theta, mixed if base is not None and base_on == "mixed" else tracker, at(lr, t))
         theta = mix_theta(theta) if exchanges(t, local_steps) else theta
         yield State(t + 1, theta, tracker, gradient)
         if t + 1 < iterations:
-            following = problem.gradient(theta, t + 1)
-            mixed = mix_tracker(tracker) if exchanges(t, local_steps) else tracker
+            following = with_momentum(problem.gradient(theta, t + 1))
             if overflows is not None:
                 following = np.where(column(overflows(t + 1), mixed), gradient - mixed / G, following)
             tracker = mixed + G * (following - gradient)

@@ -76,8 +76,9 @@ def prune(
     """Remove old checkpoints; returns what could not be removed, and why.
 
     `whole` are the (step, path) of those that could be read, the oldest first. Of these the last few up to this step
-    stay, every so manyth, and the new one whatever happens. Leftovers that never were committed go; later steps and
-    everything whose record could not be read, or was renamed, stay: they may be all that somebody has.
+    stay, every so manyth, and the new one whatever happens. Leftovers of earlier steps that never were committed go; of
+    this step they stay, as ranks that are ahead may be saving it once more. Later steps and everything whose record
+    could not be read, or was renamed, stay: they may be all that somebody has.
     """
     ours = own(directory)
     up_to_now = [path for number, path in whole if number <= step and (number, path) in ours]
@@ -88,7 +89,8 @@ def prune(
         if number > step or path in kept:
             continue
         try:
-            if path in up_to_now or not any(has(path / name) for name in (COMMIT, DAMAGED, UNSOUND)):
+            left_over = number < step and not any(has(path / name) for name in (COMMIT, DAMAGED, UNSOUND))
+            if path in up_to_now or left_over:
                 remove(path)
         except OSError as error:
             failed.append(f"{path.name} ({error.strerror or error})")

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(180)
 
 NARROW = {"wire": "bfloat16", "local_steps": 2}
 HEAVY = {"momentum": 0.5}
+ADAMW = {"base": "adamw", "base_options": {"betas": (0.8, 0.99), "weight_decay": 0.1}}
 LOOPS = {
     "DSGD, groups, scheduler, clipping": Loop(algorithm=dgt.DSGD, strategy="I", groups=True, schedule=True, clip=True),
     "DSGD, narrow wire, local steps, state_dict": Loop(algorithm=dgt.DSGD, options=NARROW, groups=True, reload=True),
@@ -33,6 +34,30 @@ LOOPS = {
     ),
     "AllReduce, groups, scheduler": Loop(algorithm=dgt.AllReduce, strategy="I", groups=True, schedule=True),
     "AllReduce, state_dict": Loop(algorithm=dgt.AllReduce, reload=True),
+    "momentum, groups, scheduler": Loop(options={"momentum": 0.8}, strategy="I", groups=True, schedule=True),
+    "Nesterov, narrow wire, local steps, state_dict": Loop(
+        options={"momentum": 0.8, "nesterov": True, **NARROW}, groups=True, reload=True
+    ),
+    "Nesterov, buckets, groups, scheduler": Loop(
+        options={"momentum": 0.8, "nesterov": True, **TINY}, groups=True, schedule=True
+    ),
+    "DSGD, momentum, state_dict": Loop(algorithm=dgt.DSGD, options={"momentum": 0.8}, strategy="I", reload=True),
+    "AllReduce, Nesterov, groups, state_dict": Loop(
+        algorithm=dgt.AllReduce, options={"momentum": 0.8, "nesterov": True}, groups=True, reload=True
+    ),
+    "AdamW, state_dict": Loop(options=ADAMW, reload=True),
+    "AdamW, buckets, narrow wire, local steps, state_dict": Loop(options={**ADAMW, **TINY, **NARROW}, reload=True),
+    "AdamW on the own tracker, local steps": Loop(
+        options={**ADAMW, "base_on": "own", "local_steps": 2}, strategy="I", schedule=True, clip=True
+    ),
+    "AMSGrad on the own tracker, buckets": Loop(
+        options={"base": "adam", "base_options": {"amsgrad": True}, "base_on": "own", **TINY}, schedule=True
+    ),
+    "RMSprop, Strategy I": Loop(options={"base": "rmsprop"}, strategy="I", reload=True),
+    "DSGD, Adam, local steps, state_dict": Loop(
+        algorithm=dgt.DSGD, options={"base": "adam", "local_steps": 2}, strategy="I", reload=True
+    ),
+    "AllReduce, AdamW, state_dict": Loop(algorithm=dgt.AllReduce, options=ADAMW, reload=True),
     "from outside": Loop(algorithm=Toy, options=HEAVY, strategy="I", groups=True, reload=True),
     "from outside, buckets, scheduler": Loop(algorithm=Toy, options={**HEAVY, **TINY}, groups=True, schedule=True),
     "from outside, buckets, narrow wire, local steps": Loop(
@@ -80,8 +105,8 @@ def test_settings_are_keyword_arguments_and_entries_of_the_groups(network: dgt.N
     assert [group["momentum"] for group in optimizer.param_groups] == [0.7, 0.2]
     with pytest.raises(ConfigError, match="momentum=-1: must be"):
         Toy([{"params": parameters(), "momentum": -1}], 0.1, network)
-    with pytest.raises(TypeError, match="momentum"):
-        dgt.DSGD(parameters(), 0.1, network, momentum=0.5)
+    with pytest.raises(TypeError, match="beta"):
+        dgt.DSGD(parameters(), 0.1, network, beta=0.5)
 
 
 @dataclass

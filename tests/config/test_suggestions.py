@@ -22,7 +22,7 @@ NEAR = {
     "dimension": "problem.dimension", "checkpoint_every": "checkpoint", "every": "checkpoint.every",
 }  # fmt: skip
 FAR = (
-    "momentum", "epochs", "gpus", "verbose", "x", "world_size", "optimizer", "precision", "dropout", "foo", "noise_std",
+    "epochs", "gpus", "verbose", "x", "world_size", "optimizer", "precision", "dropout", "foo", "noise_std",
     "hidden", "amp", "workers", "clip",
 )  # fmt: skip
 

@@ -347,11 +347,11 @@ def test_shards_follow_the_weights_and_the_weights_the_shards(data_root: Path) -
     labels = cifar10.load(data_root).train_y
     config = compose([*CNN, "problem.partition=dirichlet"])
     weights, _ = network_of(config, Placement("alone"))
-    sizes = [len(shard) for shard in problems.images.shards(config.problem, labels, weights, 0)]
+    sizes = [len(shard) for shard in problems.cifar10.shards(config.problem, labels, weights, 0)]
     assert sizes == (50000 * weights / 4).round().astype(int).tolist()
     for extra in (["problem.sizes=[1,2,5]"], ["problem.partition=dirichlet", "nodes=5"], ["nodes=3"]):
         config = compose(["problem=cifar10", "weights=data_size", *extra])
         weights, _ = network_of(config, Placement("alone"))
-        sizes = [len(shard) for shard in problems.images.shards(config.problem, labels, weights, config.seed)]
+        sizes = [len(shard) for shard in problems.cifar10.shards(config.problem, labels, weights, config.seed)]
         assert np.array(sizes) / 50000 == pytest.approx(weights / len(sizes), abs=1e-9)
         assert sizes == problems.data_sizes(config, len(sizes))

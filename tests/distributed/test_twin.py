@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dgt.commands.simulate.twin import evaluations
-from dgt.config import STRATEGIES, Config, ProblemConfig, TopologyConfig, WeightsConfig, registry
+from dgt.config import STRATEGIES, AlgorithmConfig, Config, ProblemConfig, TopologyConfig, WeightsConfig, registry
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
 from dgt.training.guard import Guard
@@ -158,6 +158,38 @@ def test_narrow_wires_and_local_steps_equal_the_twin(transport: str) -> None:
     sent = [rows[-1][1]["bytes_sent"][0] for rows in run_ranks(TrainAll([full, half]), 5)[0]]
     handshake = 5 * 4 * 16
     assert sent[1] - handshake == (sent[0] - handshake) / 4  # 16 bits in place of 64
+
+
+DESCENTS: tuple[dict[str, Any], ...] = (
+    {"momentum": 0.9},
+    {"momentum": 0.9, "nesterov": True},
+    {"base": "adam", "base_options": {"amsgrad": True}},
+    {"base": "adamw", "base_options": {"betas": [0.8, 0.99], "weight_decay": 0.1}},
+)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("transport", ["auto", "messages"])
+def test_momentum_and_bases_equal_the_twin(transport: str) -> None:
+    """Small models and large ones, several seeds in one model, narrow wire: every metric at every iteration."""
+    tracked = [(descent, on) for descent in DESCENTS for on in (("mixed", "own") if "base" in descent else ("mixed",))]
+    settings = [("gradient_tracking", {**descent, "base_on": on}) for descent, on in tracked]
+    settings += [(name, descent) for name in ("dsgd", "allreduce") for descent in DESCENTS[1:3]]
+    configs = [
+        config_for("exponential", 5, "", strategy=name, transport=transport, **changes)
+        for name in STRATEGIES
+        for changes in ({}, {"wire": "bfloat16", "local_steps": 2, "problem": WIDE})
+    ]
+    configs = [
+        dataclasses.replace(config, algorithm=AlgorithmConfig(name=algorithm, **values))
+        for config in configs
+        for algorithm, values in settings
+        if algorithm != "allreduce" or config.wire == "full"
+    ]
+    for config, rows in zip(configs, run_ranks(TrainAll(configs), 5)[0], strict=True):
+        assert_same(rows, twin(config), config)
+    for config, rows in zip(configs[:4], run_ranks(TrainAll(configs[:4], seeds=[0, 4]), 5)[0], strict=True):
+        assert_same(rows, twin(config, [0, 4]), config)
 
 
 @pytest.mark.timeout(120)

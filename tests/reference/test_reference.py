@@ -1,7 +1,9 @@
 """The twin by itself: what the equations promise."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -38,6 +40,64 @@ def test_noise_free_tracking_reaches_the_optimum_and_dsgd_does_not(name: str) ->
     assert np.abs(last(states).theta - optimum).max() < 1e-8
     assert np.abs(last(run(name, vector, "dsgd")[1]).theta - optimum).max() > 1e-2
     assert np.abs(last(run(name, vector, "allreduce")[1]).theta - optimum).max() < 1e-8
+
+
+def falling(start: float, to: float, steps: int) -> reference.StepSize:
+    """lr falls by the same factor every step; slower than sqrt(beta2), else Adam's v remembers too large gradients."""
+    return lambda t: start * to ** (t / steps)
+
+
+ADAM = {"base": "adam", "base_options": {"betas": (0.9, 0.99)}}
+AMSGRAD = {"base": "adam", "base_options": {"amsgrad": True}}
+EXACT: dict[str, tuple[dict[str, Any], reference.StepSize]] = {
+    "momentum": ({"momentum": 0.9}, 0.002),
+    "Nesterov": ({"momentum": 0.9, "nesterov": True}, 0.002),
+    "AMSGrad": (AMSGRAD, falling(0.02, 1e-2, 6000)),
+    "AMSGrad, own": (AMSGRAD | {"base_on": "own"}, falling(0.02, 1e-2, 6000)),
+    "Adam": (ADAM, falling(0.03, 1e-10, 8000)),
+    "Adam, own": (ADAM | {"base_on": "own"}, falling(0.03, 1e-10, 8000)),
+    "RMSprop": ({"base": "rmsprop"}, falling(0.01, 1e-10, 8000)),
+    "momentum, local steps": ({"momentum": 0.9, "local_steps": 3}, 0.001),
+    "Adam, local steps, narrow wire": (ADAM | {"local_steps": 2, "wire": "bfloat16"}, falling(0.03, 1e-10, 8000)),
+}
+
+
+def connected(n: int) -> nx.Graph:
+    """A random tree and as many random edges."""
+    draw = np.random.default_rng(n)
+    graph = nx.random_labeled_tree(n, seed=n)
+    graph.add_edges_from((int(a), int(b)) for a, b in draw.integers(0, n, (n, 2)) if a != b)
+    return graph
+
+
+@pytest.mark.parametrize("descent", EXACT)
+@pytest.mark.parametrize("name", ["I", "II"])
+def test_momentum_and_bases_on_the_tracker_reach_the_weighted_optimum(name: str, descent: str) -> None:
+    settings, lr = EXACT[descent]
+    for n in (2, 5, 13, 33):
+        vector = weights.normalise(np.random.default_rng(n).lognormal(0, 0.7, n))
+        problem = LeastSquares(ProblemConfig(noise=0.0), [0], range(n))
+        states = reference.states(
+            "gradient_tracking", problem, connected(n), vector, name, laziness=0.3, lr=lr, iterations=8000, **settings
+        )
+        assert np.abs(last(states).theta - problem.optimum(vector)).max() < 1e-8, n
+
+
+def test_what_is_labelled_biased_is() -> None:
+    vector = weights.normalise(np.random.default_rng(8).lognormal(0, 0.7, 8))
+    problem = LeastSquares(ProblemConfig(noise=0.0), [0], range(8))
+    for settings in (ADAM, {"momentum": 0.9}):
+        states = reference.states(
+            "dsgd", problem, connected(8), vector, "I", laziness=0.3, lr=0.002, iterations=6000, **settings
+        )
+        assert np.abs(last(states).theta - problem.optimum(vector)).max() > 1e-3
+    decay = ADAM | {"base": "adamw", "base_options": {"weight_decay": 0.1}}
+    states = reference.states(
+        "gradient_tracking", problem, connected(8), vector, "II", laziness=0.3, lr=0.01, iterations=6000, **decay
+    )
+    theta = last(states).theta
+    disagreement = np.abs(theta - theta.mean(0)).max()
+    assert 1e-6 < disagreement < 0.1, "decoupled weight decay is not tracked: of order lr"
 
 
 @pytest.mark.parametrize("name", ["I", "II"])

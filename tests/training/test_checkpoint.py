@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from dgt.errors import ConfigError, DamagedError
+from dgt.runs import folders
 from dgt.training.checkpoints import files as checkpoint
 from dgt.training.checkpoints.files import COMMIT, Writer, committed, parse, read_commit, read_rank
 from dgt.training.checkpoints.state import copied, mismatch
@@ -194,3 +195,19 @@ def test_another_layout_is_described(found: Any, words: str) -> None:
 def test_no_part_file_counts(tmp_path: Path) -> None:
     checkpoint.write_durably(tmp_path / "a", b"whole")
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_second_save_of_a_step_is_not_removed_when_the_first_is_committed(tmp_path: Path) -> None:
+    """Other ranks may have written their part of it while rank 0 still removed old ones: it waited for them in vain."""
+    written(tmp_path, 4)
+    begun = tmp_path / folders.name_of(8, "abcd1234", 1)
+
+    def other_rank_is_ahead(phase: str) -> None:
+        if phase == "prune":
+            begun.mkdir()
+            (begun / "rank-00001.json").write_text("{}")
+
+    written(tmp_path, 8, phase=other_rank_is_ahead)
+    assert (begun / "rank-00001.json").exists()
+    written(tmp_path, 12)
+    assert not begun.exists(), "nobody writes to it any more"

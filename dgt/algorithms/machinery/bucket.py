@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from dgt.algorithms.machinery.descent import with_momentum
 from dgt.exchange.flat import Piece
 from dgt.exchange.streams import PIECE, CompressedStream, Stream
 from dgt.exchange.transport import Outbox
@@ -94,7 +95,8 @@ class StreamBucket:
         length = PIECE if on_cpu else like.numel()
         self._pieces = optimizer.flat.pieces(length, part)
         self._scratch = torch.empty(min(length, like.numel()), dtype=like.dtype, device=like.device)
-        self._vectors = {"theta": like} | {name: vector[part] for name, vector in optimizer.vectors.items()}
+        vectors = optimizer.vectors | optimizer.work
+        self._vectors = {"theta": like} | {name: vector[part] for name, vector in vectors.items()}
         self._views: dict[int, tuple[Views, list[Views]]] = {}
         self._exchanged = Views()
         self._versions: list[int] = []
@@ -112,11 +114,13 @@ class StreamBucket:
     @torch.no_grad()
     def _compute_messages(self) -> None:
         optimizer, checked, total = self._optimizer, self._messages[0].name, 0.0
-        groups, sums_pieces = optimizer.param_groups, self.checks_finite and self._exceeds_cache
+        groups = optimizer.param_groups
+        sums_pieces = self.checks_finite and self._exceeds_cache and optimizer.base is None
         for piece, gradient, at in self._with_gradients():
             optimizer.compute_messages(at, gradient, groups[piece.group])
             if sums_pieces:
                 total += float(getattr(at, checked).sum())
+        optimizer.complete_messages(self._exchanged)
         if self.checks_finite:
             optimizer.refuse_non_finite(total if sums_pieces else float(self._streams[0].buffer.sum()))
 
@@ -153,20 +157,24 @@ class StreamBucket:
         optimizer, total = self._optimizer, torch.zeros((), device=self._scratch.device)
         for piece, gradient, at in self._with_gradients():
             total += optimizer.local_step(at, gradient, optimizer.param_groups[piece.group]).sum()
+        optimizer.complete_local_step(self._exchanged)
         optimizer.refuse_non_finite(float(total))
 
     def _with_gradients(self) -> Iterator[tuple[Piece, torch.Tensor, Views]]:
-        """Every piece, its gradient with weight decay, and its views."""
+        """Every piece, its gradient with weight decay and momentum, and its views."""
         optimizer = self._optimizer
         self._exchanged, views = self._present_views()
+        self._exchanged.groups = None  # these messages are made with the groups of now
         for piece, at in zip(self._pieces, views, strict=True):
             if optimizer.stays_out:
                 yield piece, optimizer.idle_gradient(at), at
                 continue
             gradient = piece.gradient(self._scratch)
-            decay = optimizer.param_groups[piece.group]["weight_decay"]
-            if decay:
-                gradient = torch.add(gradient, at.theta, alpha=decay, out=at.scratch)
+            group = optimizer.param_groups[piece.group]
+            if group["weight_decay"] and optimizer.decays_gradient:
+                gradient = torch.add(gradient, at.theta, alpha=group["weight_decay"], out=at.scratch)
+            if optimizer.has_momentum:
+                gradient = with_momentum(gradient, at.u, group, out=at.scratch)
             yield piece, gradient, at
 
     def _present_views(self) -> tuple[Views, list[Views]]:

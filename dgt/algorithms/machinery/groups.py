@@ -12,8 +12,14 @@ COMPARED = ("lr", "weight_decay")  # at every step; all numbers in the groups wh
 
 
 def group_values(groups: Sequence[Mapping[str, Any]]) -> list[float]:
-    """lr and weight decay of every group; as floats, since a tensor may have been changed in place."""
-    return [float(group[key]) for group in groups for key in COMPARED]
+    """lr and weight decay of every group, momentum or betas; as floats, since a tensor may be changed in place."""
+    values = [float(group[key]) for group in groups for key in COMPARED]
+    for group in groups:
+        if group.get("momentum"):
+            values.append(float(group["momentum"]))
+        if "betas" in group:
+            values += map(float, group["betas"])
+    return values
 
 
 def group_facts(groups: Sequence[Mapping[str, Any]]) -> dict[str, str]:

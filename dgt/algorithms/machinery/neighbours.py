@@ -43,10 +43,12 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     up to two more per message.
     """
 
-    messages: ClassVar[tuple[Message, ...]]
+    messages: tuple[Message, ...]
     """What is sent at every exchange, in this order; those needed at once come first."""
-    state_vectors: ClassVar[Mapping[str, str]] = {}
+    state_vectors: Mapping[str, str] = {}
     """Vectors like theta, zero at first, that are kept between steps: name in the equations -> name in checkpoints."""
+    work_vectors: tuple[str, ...] = ()
+    """Vectors like theta that nothing is kept in between steps."""
     has_array_update: ClassVar[bool] = False
     """Whether `compute_message_arrays`, `receive_arrays` and `local_step_arrays` are written, for small models."""
     supports = frozenset({"wire", "local_steps", "bucket_mb"})
@@ -60,7 +62,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
         lr: float,
         network: Network,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
         overlap: bool = True,
         wire: str = "full",
         local_steps: int = 1,
@@ -72,9 +74,17 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             parameters, lr, network, weight_decay, overlap, wire, local_steps, bucket_mb, model, **settings
         )
         self.overlap, self.local_steps = overlap, local_steps
+        self.choose_vectors()
+        if self.has_momentum:
+            self.state_vectors = {**self.state_vectors, "u": "momentum"}
         self.vectors = {name: self.flat.like() for name in self.state_vectors}
+        self.work = {name: self.flat.like() for name in self.work_vectors}
         # in the order gradients become ready: from the model's last parameters to its first
         self.buckets = self._make_buckets(wire, bucket_mb)
+        if self.base is not None:
+            self.base.attach(
+                self.flat.values, self.param_groups, [bucket.part for bucket in self.buckets], self.flat.slices
+            )
         self.started = 0  # buckets whose exchange of this step has begun
         self._accumulating = False
         if bucket_mb and overlap:
@@ -85,17 +95,31 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             network.before_reading.append(self.drain)
             network.node.before_leaving.append(self.drain)
 
+    def choose_vectors(self) -> None:
+        """Set `messages`, `state_vectors` and `work_vectors`, where they depend on the settings."""
+
     @abc.abstractmethod
     def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         """Write every message of this stretch, and change the state vectors; elementwise, theta stays as it is.
 
         at        the stretch of theta, messages and state vectors, by name: read `at.theta`, write `at.z`
-        gradient  g, weight decay included; read only
+        gradient  g, weight decay included, or what momentum made of it; read only
         group     the parameter group: `lr`, `weight_decay`, and the algorithm's `Settings`
 
         The first message must hold a number that is not finite wherever theta, gradient or state do: that is looked for
         before anything is sent.
         """
+
+    def complete_messages(self, at: Views) -> None:
+        """What is done for a whole bucket at once, after `compute_messages` of all its stretches: a base's step."""
+
+    def complete_local_step(self, at: Views) -> None:
+        """The same after `local_step` of all stretches."""
+
+    def base_step(self, at: Views, values: torch.Tensor, direction: torch.Tensor) -> None:
+        """values <- a step of the base from `values`; `at` is a bucket."""
+        assert self.base is not None
+        self.base.step(at.part, values, direction, at.groups or self.param_groups)
 
     def receive(self, message: str, stream: Stream, at: Views) -> None:
         """Use a message of all neighbours, by `stream.mix` or `stream.add_neighbours`: theta = W z, if nothing else.
@@ -153,7 +177,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         small = len(self.messages) * theta.nbytes <= ONE_MESSAGE_BYTES
         plain = theta.device.type == "cpu" and theta.dtype in (torch.float32, torch.float64)
         fits = small and plain and not self.flat.has_masters and wire == "full" and not bucket_mb
-        if fits and self.has_array_update:
+        if fits and self.has_array_update and self.base is None:
             return [SmallBucket(self)]
         parts = self.flat.buckets(int(bucket_mb * 2**20)) if bucket_mb else [slice(0, theta.numel())]
         narrow = None if wire == "full" else getattr(torch, wire)

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from dgt.algorithms.machinery.base import PREFIX, Base
+from dgt.algorithms.machinery.descent import Descent
 from dgt.algorithms.machinery.groups import COMPARED, group_facts, group_values
 from dgt.algorithms.machinery.scaling import unscaled
 from dgt.config import WIRES
@@ -53,8 +55,8 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     An algorithm that exchanges vectors with its neighbours derives from `NeighbourOptimizer`; this class knows no more
     than that there are other nodes.
 
-    Groups may have their own `lr` and `weight_decay` (the gradient becomes g + weight_decay * theta), the same on all
-    ranks at every step: z_j = theta_j - alpha y_j is mixed under a common alpha.
+    Groups may have their own `lr` and `weight_decay` (the gradient becomes g + weight_decay * theta; with a base, what
+    that makes of it), the same on all ranks at every step: z_j = theta_j - alpha y_j is mixed under a common alpha.
 
     With a `torch.amp.GradScaler`, a node whose gradients overflow stays out of that step: it does not descend, but
     exchanges and mixes as ever, so that it keeps in step with neighbours who need not know (see `scaling.unscaled`).
@@ -70,6 +72,10 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     _step_supports_amp_scaling = True  # GradScaler always calls `step`, and says what it found
     found_inf: torch.Tensor | None = None  # set by GradScaler for the time of a step
+    base: Base | None = None
+    """The optimizer of torch that makes a step of a direction, if the settings ask for one (`descent.Descent`)."""
+    has_momentum = False
+    """Whether gradients are replaced by u' = b u + g before the algorithm gets them (`descent.Descent`)."""
     stays_out = False
     """Whether this step is made without a gradient, so that theta is mixed only."""
 
@@ -78,7 +84,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         parameters: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
         lr: float,
         network: Network,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
         overlap: bool = True,
         wire: str = "full",
         local_steps: int = 1,
@@ -90,7 +96,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         traffic = {"wire": wire, "local_steps": local_steps, "bucket_mb": bucket_mb}
         check_traffic(type(self), traffic)
         self.settings = self.Settings(**settings)
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay} | dataclasses.asdict(self.settings))
+        super().__init__(parameters, self._group_defaults(lr, weight_decay))
         self._check_groups()
         groups = [group["params"] for group in self.param_groups]
         self._wrappers = wrappers.refuse([parameter for group in groups for parameter in group])
@@ -98,6 +104,8 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self.transport = network.open_transport()
         names = [name for group in self.param_groups for name in group.get("param_names", ())]
         self.flat = FlatParameters(groups, names)
+        uses_descent = isinstance(self.settings, Descent) and self.base is None
+        self.has_momentum = uses_descent and any(group["momentum"] for group in self.param_groups)
         self.flat.let_go = self._let_go
         made_of = {"parameters": self.flat.layout(), "algorithm": type(self).__name__}
         made_of |= group_facts(self.param_groups) | {name: str(value) for name, value in traffic.items()}
@@ -106,12 +114,24 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self.iteration = 0
         self._warned = False
 
+    def _group_defaults(self, lr: float, weight_decay: float | None) -> dict[str, Any]:
+        """What a parameter group has, unless it says otherwise."""
+        defaults = {"lr": lr, "weight_decay": 0.0}
+        if isinstance(self.settings, Descent):
+            self.settings.check()
+            self.base = self.settings.made_base()
+            defaults |= self.settings.of_groups()
+        else:
+            defaults |= dataclasses.asdict(self.settings)
+        defaults |= self.base.defaults if self.base else {}
+        return defaults | ({} if weight_decay is None else {"weight_decay": weight_decay})
+
     def _check_groups(self) -> None:
         for group in self.param_groups:
             check_range("lr", float(group["lr"]), 0, open_low=True)
             check_range("weight_decay", float(group["weight_decay"]), 0)
             for name, meaning in meanings(self.settings):
-                meaning.check(name, group[name])
+                meaning.check(name, group.get(name, getattr(self.settings, name)))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of this node, in step with its neighbours."""
@@ -143,7 +163,16 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         values = group_values(self.param_groups)
         if values != self._noted:
             self._noted = values
+            self._refuse_late_momentum()
             self.transport.settings.note(values)
+
+    def _refuse_late_momentum(self) -> None:
+        late = max((float(group.get("momentum", 0)) for group in self.param_groups), default=0.0)
+        if late and self.base is None and not self.has_momentum and isinstance(self.settings, Descent):
+            raise ConfigError(
+                f"momentum={late:g} from step {self.iteration} on: the optimizer was made without; give momentum "
+                "when it is made, or cycle_momentum=False to OneCycleLR"
+            )
 
     def begin_step(self) -> None:
         """Before anything of this step leaves: are these still the model's parameters, and are they to be trained?"""
@@ -221,7 +250,11 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         _plain(torch.optim.Optimizer.load_state_dict)(self, groups)
         self.iteration = int(saved["iteration"])
         for key, tensor in own.items():
+            if key.startswith(PREFIX):
+                continue
             tensor.copy_(saved[key])
+        if self.base is not None:
+            self.base.load(saved)
         self.flat.write_parameters()
 
     def _checked_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -247,11 +280,17 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The tensors that make up the state, by name."""
-        return {"masters": self.flat.values} if self.flat.has_masters else {}
+        masters = {"masters": self.flat.values} if self.flat.has_masters else {}
+        return masters | (self.base.state() if self.base is not None else {})
 
     @abc.abstractmethod
     def update(self) -> None:
         """The algorithm itself: from `self.flat` and its gradients to the next `self.flat`."""
+
+    @property
+    def decays_gradient(self) -> bool:
+        """Whether weight decay is part of the gradient; if not, the base decays in its own way."""
+        return self.base is None or "weight_decay" not in self.base.defaults
 
     def read_gradient(self, out: torch.Tensor) -> None:
         """out = the gradient [parameters], weight decay included."""
@@ -260,7 +299,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
             return
         self.flat.gather_gradients(out)
         for group, part in zip(self.param_groups, self.flat.slices, strict=True):
-            if group["weight_decay"]:
+            if group["weight_decay"] and self.decays_gradient:
                 out[part].add_(self.flat.values[part], alpha=group["weight_decay"])
 
     def descend(self, start: torch.Tensor, direction: torch.Tensor, out: torch.Tensor, scale: float = 1.0) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dgt.algorithms.machinery.bucket import Views
+from dgt.algorithms.machinery.descent import with_momentum_arrays
 from dgt.exchange.transport import Outbox
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class SmallBucket:
         optimizer.receive_arrays(self._mixed_views, at, gradient)
 
     def _read_gradient(self) -> np.ndarray:
-        """The gradients of all parameters, weight decay included."""
+        """The gradients of all parameters, with weight decay and momentum."""
         optimizer, flat = self._optimizer, self._optimizer.flat
         if optimizer.stays_out:
             self._gradient[:] = optimizer.idle_gradient(self._views[0])
@@ -72,6 +73,8 @@ class SmallBucket:
         for group, part in zip(optimizer.param_groups, flat.slices, strict=True):
             if group["weight_decay"]:
                 self._gradient[part] += group["weight_decay"] * self._theta[part]
+            if optimizer.has_momentum:
+                self._gradient[part] = with_momentum_arrays(self._gradient[part], self._views[0].u[part], group)
         return self._gradient
 
     def receive_parameters(self) -> None:

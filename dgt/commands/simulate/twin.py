@@ -25,6 +25,7 @@ from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, smoothness, summarise
 from dgt.processes.placement import Placement
+from dgt.reference import bases
 from dgt.runs.claiming import claim_run_dir, refuse_results
 from dgt.runs.holding import held
 from dgt.runs.lock import RunLock
@@ -57,6 +58,7 @@ def check(config: Config) -> None:
         if getattr(config, key) != value:
             raise ConfigError(f"{key}={getattr(config, key)}: for the ranks of dgt train; dgt simulate has none")
     twin_of(config)
+    _check_base(config)
     if config.chaos.name != "none":
         raise ConfigError(f"chaos={config.chaos.name}: for the ranks of dgt train; dgt simulate has none")
     if config.checkpoint != CheckpointConfig():
@@ -70,6 +72,16 @@ def check(config: Config) -> None:
     if edges > MOST_EDGES:
         name = config.topology.name
         raise ConfigError(f"topology={name}: about {edges:.2g} edges on {nodes} nodes, at most {MOST_EDGES:g} here")
+
+
+def _check_base(config: Config) -> None:
+    """Refuse optimizers of torch, and options of theirs, that the twins do not have."""
+    values = config.algorithm.values
+    try:
+        if values.get("base") is not None:
+            bases.base(str(values["base"]), values.get("base_options"))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"algorithm.{error}; use dgt train") from None
 
 
 def nodes_of(config: Config) -> int:

@@ -1,0 +1,191 @@
+"""`base=torch.optim.AdamW`: an optimizer of torch, or the user's own, applied to the direction of an algorithm here.
+
+    base = Base(torch.optim.AdamW, {"betas": (0.9, 0.99)})  # refuses what cannot work
+    base.attach(values, groups, parts, slices)               # one optimizer for each part of the flat parameters
+    base.step(part, values, direction, groups)               # values <- its step with direction as the gradient
+
+It sees one flat parameter per bucket and parameter group, so its state is local and its loops are short; that is the
+same as on the model's own parameters for every optimizer that treats all numbers alike, which is tried out first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dgt.config.checks import check_choice
+from dgt.config.registry import resolve
+from dgt.errors import ConfigError
+
+PREFIX = "base_"  # of its state in checkpoints
+STEPS = f"{PREFIX}steps"
+TRIAL_SIZE, TRIAL_STEPS, TRIAL_LR = 12, 3, 0.001
+Make = Callable[..., torch.optim.Optimizer]
+Groups = Sequence[Mapping[str, Any]]
+
+
+class Base:
+    """One optimizer of the same kind per bucket.
+
+    kind     a class derived from torch.optim.Optimizer, its name in torch.optim (adamw), or its dotted path
+    options  its keyword arguments but lr
+    """
+
+    def __init__(self, kind: Any, options: Mapping[str, Any] | None) -> None:
+        self._make, self.name = found(kind)
+        self._options = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in (options or {}).items()
+        }
+        sample = self._made([torch.nn.Parameter(torch.zeros(1))])
+        self.defaults = {key: value for key, value in sample.defaults.items() if key != "lr"}
+        """Its hyperparameters, which are entries of the parameter groups: schedulers may change them."""
+        self._kinds: dict[str, Any] = {}  # what it keeps for a parameter of the trial, by key
+        self._refuse_whole_tensors()
+        self.steps = 0
+        self._buckets: dict[int, _Bucket] = {}
+
+    def attach(self, values: torch.Tensor, groups: Groups, parts: Sequence[slice], slices: Sequence[slice]) -> None:
+        """Make an optimizer for each of these parts of the flat parameters, whose groups are at `slices`."""
+        fused = {} if {"fused", "foreach"} & self._options.keys() or not self._takes_fused(values) else {"fused": True}
+        for part in parts:
+            inside = [
+                (number, slice(max(part.start, whole.start) - part.start, min(part.stop, whole.stop) - part.start))
+                for number, whole in enumerate(slices)
+                if max(part.start, whole.start) < min(part.stop, whole.stop)
+            ]
+            flat = [torch.nn.Parameter(values[part][where]) for _, where in inside]
+            own = [{"params": [each], **self._of_group(groups[k])} for each, (k, _) in zip(flat, inside, strict=True)]
+            optimizer = self._make(own, **{**self._options, **fused, "lr": float(groups[0]["lr"])})
+            self._buckets[part.start] = _Bucket(optimizer, flat, inside)
+
+    def step(self, part: slice, values: torch.Tensor, direction: torch.Tensor, groups: Groups) -> None:
+        """values <- values after a step of the base with `direction` for its gradient; both [numbers of this part]."""
+        bucket = self._buckets[part.start]
+        for flat, own, (number, where) in zip(bucket.flat, bucket.optimizer.param_groups, bucket.inside, strict=True):
+            flat.data, flat.grad = values[where], direction[where]
+            own.update(self._of_group(groups[number]))
+        bucket.optimizer.step()
+        self.steps += 1
+        for flat in bucket.flat:
+            flat.grad = None
+
+    def _of_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """What the base takes of a parameter group; fused and foreach are chosen once."""
+        taken = {key: group[key] for key in self.defaults if key in group and key not in ("fused", "foreach")}
+        return taken | {"lr": group["lr"]}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Every tensor of its state by name; before the first step, of the shapes that they will have."""
+        found = {STEPS: torch.tensor(self.steps)}
+        for name, flat, state, key in self._entries():
+            value = state[key] if key in state else self._expected(key, flat)
+            found[name] = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
+        return found
+
+    def load(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state` gave."""
+        self.steps = int(saved[STEPS])
+        for name, flat, state, key in self._entries():
+            if not self.steps:
+                state.clear()
+            elif isinstance(self._kinds[key], torch.Tensor):
+                state[key] = saved[name].clone().to(flat.device if saved[name].ndim else "cpu")
+            else:
+                state[key] = type(self._kinds[key])(saved[name].item())
+
+    def _entries(self) -> Iterator[tuple[str, torch.Tensor, dict[str, Any], str]]:
+        """(name in checkpoints, parameter, its state, key in the state)."""
+        for start, bucket in self._buckets.items():
+            for flat, (number, _) in zip(bucket.flat, bucket.inside, strict=True):
+                for key in self._kinds:
+                    yield f"{PREFIX}{start}_{number}_{key}", flat, bucket.optimizer.state[flat], key
+
+    def _expected(self, key: str, flat: torch.Tensor) -> Any:
+        """What the first step would make of a state, in shape; it takes no memory."""
+        kind = self._kinds[key]
+        if isinstance(kind, torch.Tensor) and kind.shape == (TRIAL_SIZE,):
+            return torch.zeros((), dtype=flat.dtype, device=flat.device).expand(flat.shape)
+        return kind
+
+    def _made(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        try:
+            return self._make(parameters, lr=TRIAL_LR, **self._options)
+        except Exception as error:  # whatever its constructor has against them
+            options = "".join(f", {key}={value}" for key, value in self._options.items())
+            raise ConfigError(f"base={self.name}: it cannot be made with lr={TRIAL_LR}{options}: {error}") from None
+
+    def _takes_fused(self, values: torch.Tensor) -> bool:
+        plain = values.dtype in (torch.float32, torch.float64) and values.device.type in ("cpu", "cuda")
+        return plain and "fused" in self.defaults
+
+    def _refuse_whole_tensors(self) -> None:
+        """Parameters are one flat vector here: an optimizer must do the same with it as with its parts."""
+        draw = torch.Generator().manual_seed(0)
+        start = torch.randn(TRIAL_SIZE, generator=draw)
+        gradients = torch.randn(TRIAL_STEPS, TRIAL_SIZE, generator=draw)
+        third = TRIAL_SIZE // 3
+        parts = self._trial(start, gradients, [third] * 3)
+        whole = self._trial(start, gradients, [TRIAL_SIZE])
+        if not torch.allclose(whole, parts):
+            raise ConfigError(
+                f"base={self.name}: it treats a parameter as a whole, by its norm or its shape; here all parameters "
+                "are one vector, so give an elementwise one, such as adamw"
+            )
+
+    def _trial(self, start: torch.Tensor, gradients: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        parameters = [torch.nn.Parameter(part.clone()) for part in start.split(sizes)]
+        optimizer = self._made(parameters)
+        for gradient in gradients:
+            for parameter, part in zip(parameters, gradient.split(sizes), strict=True):
+                parameter.grad = part.clone()
+            try:
+                optimizer.step()
+            except Exception as error:
+                raise ConfigError(
+                    f"base={self.name}: its step fails on a vector without a closure: {error}; give an "
+                    "elementwise one, such as adamw"
+                ) from None
+        self._kinds = {key: value for key, value in optimizer.state[parameters[0]].items() if value is not None}
+        return torch.cat([parameter.detach() for parameter in parameters])
+
+
+class _Bucket:
+    """optimizer  of one bucket
+    flat       its parameters, one per group
+    inside     the number of the group, and its place in the bucket
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, flat: list[torch.nn.Parameter], inside: list[tuple[int, slice]]
+    ) -> None:
+        self.optimizer, self.flat, self.inside = optimizer, flat, inside
+
+
+def found(kind: Any) -> tuple[Make, str]:
+    """The class that `base=` means, and its name for messages."""
+    if isinstance(kind, str) and "." in kind:
+        kind = resolve(kind, "base")
+    elif isinstance(kind, str):
+        names = {name.lower(): each for name, each in vars(torch.optim).items() if _is_optimizer(each)}
+        if kind.lower() not in names:  # those that are refused below are not proposed
+            check_choice("base", kind.lower(), sorted(names.keys() - {"adafactor", "lbfgs", "muon", "sparseadam"}))
+        kind = names[kind.lower()]
+    name = getattr(getattr(kind, "func", kind), "__name__", str(kind))  # functools.partial has its class in `func`
+    if isinstance(kind, torch.optim.Optimizer):
+        raise ConfigError(f"base={type(kind).__name__}(...): give the class, and its options as base_options={{...}}")
+    if not callable(kind) or (inspect.isclass(kind) and not issubclass(kind, torch.optim.Optimizer)):
+        raise ConfigError(f"base={name}: must be a class derived from torch.optim.Optimizer")
+    step = getattr(kind, "step", None)
+    needed = inspect.signature(step).parameters.get("closure") if step else None
+    if needed is not None and needed.default is needed.empty:
+        raise ConfigError(
+            f"base={name}: it calls the model again by a closure, which the exchange with neighbours rules out"
+        )
+    return kind, name
+
+
+def _is_optimizer(each: Any) -> bool:
+    return inspect.isclass(each) and issubclass(each, torch.optim.Optimizer) and each is not torch.optim.Optimizer
