@@ -90,6 +90,12 @@ class DgtTrainer(Trainer):
             )
         return self.optimizer
 
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """Of this node's gradient; Trainer would measure it by clipping at infinity, when buckets have left already."""
+        if grad_norm is not None:
+            return super()._get_grad_norm(model, grad_norm)
+        return torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+
     # ------------------------------------------------------------------------------------------------------------- data
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:

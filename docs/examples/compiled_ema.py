@@ -11,7 +11,8 @@ with dgt.join() as node:
     targets = inputs.sum(1, keepdim=True)
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)).to(node.device)
-    smoothed = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    smoothed = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=decay)
     optimizer = dgt.GradientTracking(model.parameters(), lr=0.02, network=network)
     compiled = torch.compile(model)  # the same parameters
 

@@ -163,7 +163,33 @@ def transformers(node: Node) -> dict[str, Any]:
     whole.train()
     found["constant"] = model.theta.item()
     found["plain"] = plain(node, found["lr"][:6])[0]
-    return found
+    return found | {"language model": language_model(network)}
+
+
+def language_model(network: dgt.Network) -> list[float]:
+    """A small one with tied weights, all ways to exchange less at once: how far the saved one is from the average."""
+    import transformers as hf
+
+    from dgt.integrations.transformers import DgtTrainer
+
+    draw = torch.Generator().manual_seed(network.node.rank)
+    mine = [{"input_ids": row, "labels": row} for row in torch.randint(0, 32, (12, 8), generator=draw)]
+    arguments = hf.TrainingArguments(
+        "language", use_cpu=True, max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        max_grad_norm=0, weight_decay=0.01, learning_rate=0.01, save_strategy="no", report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    config = hf.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32, n_positions=8, bos_token_id=0, eos_token_id=1)
+    trainer = DgtTrainer(
+        network=network, model=hf.GPT2LMHeadModel(config), args=arguments, train_dataset=mine,
+        options={"wire": "bfloat16", "local_steps": 2, "bucket_mb": 1},
+    )  # fmt: skip
+    trainer.train()
+    trainer.save_model("language/average")
+    network.node.barrier()
+    saved = hf.GPT2LMHeadModel.from_pretrained("language/average").state_dict()
+    with network.average(trainer.model):
+        held = trainer.model.state_dict()
+        return [(saved[name] - held[name]).abs().max().item() for name in held]
 
 
 def lightning(node: Node) -> dict[str, Any]:

@@ -54,6 +54,8 @@ def test_a_trainer_of_transformers_steps_like_the_plain_loop_and_resumes(tmp_pat
         assert each["resumed"] == each["theta"]  # bit by bit
         assert each["loss"] == pytest.approx((each["average"] - 1.75) ** 2 / 2, rel=1e-4)
         assert each["saved"] == each["average"]
+        assert len(each["language model"]) > 10
+        assert max(each["language model"]) == 0
         own = {round(rank + 0.01 * sample, 2) for sample in range(SIZES[rank])}
         assert set(each[SEEN]) <= own
         assert len(set(each[SEEN][: SIZES[rank]])) == SIZES[rank]  # all of them, before any comes again
