@@ -34,9 +34,14 @@ class NodeAccelerator(Accelerator):
         return super().prepare_model(model, device_placement, evaluation_mode=True)  # which only leaves DDP out
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
-        # its buffers are where the parameters are: nothing to move
-        own = is_decentralized(optimizer)
-        return super().prepare_optimizer(optimizer, device_placement=False if own else device_placement)
+        if not is_decentralized(optimizer):
+            return super().prepare_optimizer(optimizer, device_placement)
+        if optimizer.network.node.size != self.num_processes:
+            raise ConfigError(
+                f"NodeAccelerator: Accelerate sees {self.num_processes} rank of {optimizer.network.node.size}, so each "
+                "would log and write: say cpu=True (to Trainer use_cpu=True) where there is no GPU, start with torchrun"
+            )
+        return super().prepare_optimizer(optimizer, device_placement=False)  # its buffers are where the parameters are
 
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
@@ -89,5 +94,5 @@ class NodeAccelerator(Accelerator):
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
         raise ConfigError(
             "save_state: would keep the trackers of rank 0 only; dgt.Checkpoints(directory, network, model=model, "
-            "optimizer=optimizer.optimizer) keeps those of every node, network.save_average(path, model) the model"
+            "optimizer=optimizer) keeps those of every node, network.save_average(path, model) the model"
         )

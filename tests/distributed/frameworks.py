@@ -63,6 +63,19 @@ def average(network: dgt.Network, model: torch.nn.Module) -> float:
         return next(model.parameters()).item()
 
 
+def stepped_twice(network: dgt.Network, folder: str, step: Callable[[], None], **parts: Any) -> tuple[float, float]:
+    """Theta after a step from here, and after the same step from a checkpoint that was made here."""
+    checkpoints = dgt.Checkpoints(folder, network, minutes=0, **parts)
+    checkpoints.save(2)
+    found = []
+    for _ in range(2):
+        step()
+        checkpoints.network.before_reading[0]()
+        found.append(next(parts["model"].parameters()).item())
+        assert checkpoints.resume() == 2
+    return found[0], found[1]
+
+
 def own_loader(node: Node) -> torch.utils.data.DataLoader:
     data = torch.utils.data.TensorDataset(torch.full((SIZES[node.rank], 1), float(node.rank)))
     return torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
@@ -91,7 +104,16 @@ def accelerate(node: Node) -> dict[str, Any]:
     found["plain"], found["average"] = plain(node, [0.1, 0.09])
     found["unwrapped"] = wrapped is model
     found[SEEN] = [len(loader), *(value.item() for (batch,) in loader for value in batch)]
+
+    def step() -> None:
+        for _ in range(2):
+            with accelerator.accumulate(wrapped):
+                accelerator.backward(wrapped(torch.full((2, 1), float(node.rank)))["loss"])
+                steps.step()
+                steps.zero_grad()
+
     network.save_average("average.pt", model)
+    found["resumed"] = stepped_twice(network, "exact", step, model=wrapped, optimizer=steps, scheduler=rates)
     found["saved"] = torch.load("average.pt")["theta"].item() if node.is_main else found["average"]
     common = accelerator.split(torch.utils.data.DataLoader(torch.arange(7.0), batch_size=2))
     found["split"] = [value for batch in common for value in accelerator.gather_for_metrics(batch).tolist()]
@@ -269,6 +291,13 @@ def fabric(node: Node) -> dict[str, Any]:
     raw.drain()
     found = {"theta": model.theta.item(), SEEN: sorted(set(model.wanted))}
     found["plain"], found["average"] = plain(node, [0.1, 0.1])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        own.backward(wrapped(torch.full((2, 1), float(node.rank)))["loss"])
+        optimizer.step()
+
+    found["resumed"] = stepped_twice(network, "exact", step, model=wrapped, optimizer=optimizer)
     raw.param_groups[0]["lr"] = 0.05
     own.save("fabric_state.ckpt", {"model": wrapped, "optimizer": optimizer, "step": 2})
     raw.param_groups[0]["lr"] = 0.7

@@ -44,6 +44,7 @@ def test_accelerate_steps_like_the_plain_loop(tmp_path: Path) -> None:
         assert each["saved"] == pytest.approx(each["average"], abs=CLOSE)
         assert each["split"] == list(range(7))
         assert "dgt.Checkpoints" in each["refused"]
+        assert each["resumed"][0] == each["resumed"][1] != each["theta"]
 
 
 def test_a_trainer_of_transformers_steps_like_the_plain_loop_and_resumes(tmp_path: Path) -> None:
@@ -79,6 +80,7 @@ def test_fabric_steps_like_the_plain_loop_and_saves_the_average(tmp_path: Path) 
         assert each[SEEN] == [rank]
         assert each["saved"] == pytest.approx(each["average"], abs=CLOSE)
         assert (each["lr"], each["step"]) == (0.05, 2)
+        assert each["resumed"][0] == each["resumed"][1] != each["theta"]
         assert each["reduced"] == [1.0, 3.0, 2.0]
         assert each["gathered"] == [0.0, 1.0, 2.0]
         assert each["heard"] == [{"from": 0}, "/rank/0"]
