@@ -14,8 +14,9 @@ With momentum b the tracked vector is u' = b u + g' in place of g' (n' = g' + b 
 where it is right for any W. A base P, such as AdamW, is a step of torch's optimizer with the tracked direction for its
 gradient:
 
-    mixed (the default)   theta' = W (theta - alpha P(W y))       two latencies per step: y, then z
-    own                   theta' = W (theta - alpha P(y))         y travels while the next gradient is computed
+    mixed      theta' = W (theta - alpha P(W y))     two latencies per step: y, then z
+    together   theta' = W theta - alpha P(W y)       one: y and theta leave together
+    own        theta' = W (theta - alpha P(y))       one: y travels while the next gradient is computed
 
 At a fixed point y is the same on all nodes, so every node's direction is, number by number, a positive multiple of one
 vector, which is therefore zero: exact for any elementwise base. W y averages the noise of neighbours before a second
@@ -44,7 +45,7 @@ class GradientTracking(NeighbourOptimizer):
     momentum, nesterov             as of torch.optim.SGD, inside the tracker
     base, base_options             a torch optimizer for the tracked direction, such as torch.optim.AdamW. A decoupled
                                    weight decay is not tracked: it leaves a disagreement of order lr
-    base_on                        mixed or own: see above
+    base_form                      mixed, together or own: see above
     overlap, wire, local_steps, bucket_mb, model   how vectors travel: see `NeighbourOptimizer`
 
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
@@ -54,8 +55,10 @@ class GradientTracking(NeighbourOptimizer):
 
     @dataclass(slots=True, kw_only=True)
     class Settings(Descent):
-        base_on: str = setting(
-            "mixed", "what a base is applied to: the mixed tracker W y, or the node's own y", choices=("mixed", "own")
+        base_form: str = setting(
+            "mixed",
+            "where a base P is: mixed W (theta - a P(W y)), together W theta - a P(W y), own W (theta - a P(y))",
+            choices=("mixed", "together", "own"),
         )
 
     messages = (Message("z", "parameters"), Message("y", "tracker", needed_at_once=False))
@@ -63,14 +66,16 @@ class GradientTracking(NeighbourOptimizer):
     has_array_update = True
 
     def choose_vectors(self) -> None:
-        if self._base_is_mixed:
-            self.messages = (Message("y", "tracker"), Message("z", "parameters"))
+        if self._sees_mixed:
+            together = self.settings.base_form == "together"
+            self.messages = (Message("y", "tracker"), Message("z", "parameters", sent_with_previous=together))
         if self.base is not None:
             self.work_vectors = ("direction",)
 
     @property
-    def _base_is_mixed(self) -> bool:
-        return self.base is not None and self.settings.base_on == "mixed"
+    def _sees_mixed(self) -> bool:
+        """Whether a base is applied to W y."""
+        return self.base is not None and self.settings.base_form != "own"
 
     def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         """y = G (g - B),  z = theta - alpha y,  B = W_ii B + (1 - W_ii) g; before W y is there B = g."""
@@ -78,8 +83,9 @@ class GradientTracking(NeighbourOptimizer):
         torch.sub(gradient, at.B, out=at.y)
         if network.gradient_scale != 1:
             at.y.mul_(network.gradient_scale)
-        if self._base_is_mixed:
+        if self._sees_mixed:
             at.B.copy_(gradient)
+            at.z.copy_(at.theta)
             return
         torch.lerp(at.B, gradient.to(at.B.dtype), 1 - network.row.own, out=at.B)
         if self.base is None:
@@ -87,20 +93,30 @@ class GradientTracking(NeighbourOptimizer):
 
     def complete_messages(self, at: Views) -> None:
         """z = theta - alpha P(y)."""
-        if self.base is not None and not self._base_is_mixed:
+        if self.base is not None and not self._sees_mixed:
             self.base_step(at, at.z.copy_(at.theta), at.y)
 
     def receive(self, message: str, stream: Stream, at: Views) -> None:
-        """theta = W z;  B -= sum_j W_ij y_j / G_ii.  Mixed base: B -= W y / G_ii,  z = theta - alpha P(W y)."""
+        """theta = W z;  B -= sum_j W_ij y_j / G_ii.
+
+        Mixed base: B -= W y / G_ii,  z = theta - alpha P(W y).  Together: theta = W theta - alpha P(W y).
+        """
+        together = self.base is not None and self.settings.base_form == "together"
         if message == "z":
             stream.mix(at.theta)
-        elif self._base_is_mixed:
+            if together:
+                self._finite_base_step(at, at.theta)
+        elif self._sees_mixed:
             stream.mix(at.direction)
             at.B.sub_(at.direction, alpha=1 / self.network.gradient_scale)
-            self.base_step(at, at.z.copy_(at.theta), at.direction)
-            self.refuse_non_finite(float(at.z.sum()))
+            if not together:
+                self._finite_base_step(at, at.z)
         else:
             stream.add_neighbours(at.B, -1 / self.network.gradient_scale)
+
+    def _finite_base_step(self, at: Views, values: torch.Tensor) -> None:
+        self.base_step(at, values, at.direction)
+        self.refuse_non_finite(float(values.sum()))
 
     def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """theta -= alpha G (g - B); with W = I, B stays as it is."""

@@ -115,5 +115,8 @@ def settings_from(group: str, chosen: Any, values: dict[str, Any]) -> Any:
     settings: Any = build(kind, values, prefix)
     check_settings(settings, prefix)
     if hasattr(settings, "check"):
-        settings.check()
+        try:
+            settings.check()
+        except ConfigError as error:  # also raised where the class is used without a config
+            raise ConfigError(f"{prefix if not str(error).startswith(prefix) else ''}{error}") from None
     return settings

@@ -12,7 +12,7 @@ import scipy.sparse
 from dgt.network.mixing import Strategy
 from dgt.reference import bases
 from dgt.reference.bases import Momentum
-from dgt.reference.stacked import StackedProblem, State, StepSize, at, column
+from dgt.reference.stacked import Array, StackedProblem, State, StepSize, at, column
 from dgt.reference.wire import exchanges, mixing
 
 
@@ -29,12 +29,13 @@ def gradient_tracking(
     nesterov: bool = False,
     base: str | None = None,
     base_options: Mapping[str, Any] | None = None,
-    base_on: str = "mixed",
+    base_form: str = "mixed",
     overflows: Callable[[int], npt.NDArray[np.bool_]] | None = None,
 ) -> Iterator[State]:
     """Theta' = W (Theta - alpha_t Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0; W = I on local steps.
 
-    With momentum g is u' = b u + g. With a base P: Theta' = W (Theta - alpha_t P(W Y)), or P(Y) with base_on="own".
+    With momentum g is u' = b u + g. With a base P: Theta' = W (Theta - alpha_t P(W Y)); base_form="own": P(Y);
+    "together": Theta' = W Theta - alpha_t P(W Y).
 
     Nodes whose gradient overflows at step t stay out of it: g' is what makes Y' = 0 there.
     """
@@ -48,8 +49,11 @@ def gradient_tracking(
     tracker = G * gradient
     for t in range(iterations):
         mixed = mix_tracker(tracker) if exchanges(t, local_steps) else tracker
-        theta = descend(theta, mixed if base is not None and base_on == "mixed" else tracker, at(lr, t))
-        theta = mix_theta(theta) if exchanges(t, local_steps) else theta
+        mix = mix_theta if exchanges(t, local_steps) else unmixed
+        if base is not None and base_form == "together":
+            theta = descend(mix(theta), mixed, at(lr, t))
+        else:
+            theta = mix(descend(theta, mixed if base is not None and base_form == "mixed" else tracker, at(lr, t)))
         yield State(t + 1, theta, tracker, gradient)
         if t + 1 < iterations:
             following = with_momentum(problem.gradient(theta, t + 1))
@@ -57,6 +61,10 @@ def gradient_tracking(
                 following = np.where(column(overflows(t + 1), mixed), gradient - mixed / G, following)
             tracker = mixed + G * (following - gradient)
             gradient = following
+
+
+def unmixed(values: Array) -> Array:
+    return values
 
 
 TWIN = gradient_tracking

@@ -48,10 +48,16 @@ LOOPS = {
     "AdamW, state_dict": Loop(options=ADAMW, reload=True),
     "AdamW, buckets, narrow wire, local steps, state_dict": Loop(options={**ADAMW, **TINY, **NARROW}, reload=True),
     "AdamW on the own tracker, local steps": Loop(
-        options={**ADAMW, "base_on": "own", "local_steps": 2}, strategy="I", schedule=True, clip=True
+        options={**ADAMW, "base_form": "own", "local_steps": 2}, strategy="I", schedule=True, clip=True
     ),
     "AMSGrad on the own tracker, buckets": Loop(
-        options={"base": "adam", "base_options": {"amsgrad": True}, "base_on": "own", **TINY}, schedule=True
+        options={"base": "adam", "base_options": {"amsgrad": True}, "base_form": "own", **TINY}, schedule=True
+    ),
+    "AdamW together, buckets, local steps": Loop(
+        options={**ADAMW, **TINY, "base_form": "together", "local_steps": 2}, strategy="I", schedule=True
+    ),
+    "AdamW together, narrow wire, state_dict": Loop(
+        options={**ADAMW, "base_form": "together", "wire": "bfloat16"}, reload=True
     ),
     "RMSprop, Strategy I": Loop(options={"base": "rmsprop"}, strategy="I", reload=True),
     "DSGD, Adam, local steps, state_dict": Loop(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -203,6 +205,7 @@ class OwnLoop:
     folder: str
     until: int
     ask: int = -1
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def run(self, node: Node) -> tuple[int, list[float]]:
         node.stop_on_signals()
@@ -211,7 +214,7 @@ class OwnLoop:
         model = torch.nn.Sequential(
             torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1)
         )
-        optimizer = dgt.GradientTracking(model.parameters(), lr=0.05, network=network)
+        optimizer = dgt.GradientTracking(model.parameters(), lr=0.05, network=network, **self.options)
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 12], gamma=0.5)
         checkpoints = dgt.Checkpoints(
             self.folder, network, every=4, model=model, optimizer=optimizer, scheduler=scheduler
@@ -233,11 +236,12 @@ class OwnLoop:
         return done, [*state.tolist(), optimizer.param_groups[0]["lr"]]
 
 
-def test_a_loop_of_ones_own_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    whole = run_ranks(OwnLoop(str(tmp_path / "whole"), 20), 3)
-    stopped = run_ranks(OwnLoop(str(tmp_path / "parts"), 20, ask=9), 3)
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"base": "adamw"}])
+def test_a_loop_of_ones_own_goes_on_bit_by_bit(options: dict[str, Any], tmp_path: Path) -> None:
+    whole = run_ranks(OwnLoop(str(tmp_path / "whole"), 20, options=options), 3)
+    stopped = run_ranks(OwnLoop(str(tmp_path / "parts"), 20, ask=9, options=options), 3)
     assert {done for done, _ in stopped.values()} == {10}, "all at one step"
-    assert run_ranks(OwnLoop(str(tmp_path / "parts"), 20), 3) == whole
+    assert run_ranks(OwnLoop(str(tmp_path / "parts"), 20, options=options), 3) == whole
 
 
 def test_nothing_listens_beyond_the_loopback_interface(tmp_path: Path) -> None:

@@ -172,8 +172,12 @@ DESCENTS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("transport", ["auto", "messages"])
 def test_momentum_and_bases_equal_the_twin(transport: str) -> None:
     """Small models and large ones, several seeds in one model, narrow wire: every metric at every iteration."""
-    tracked = [(descent, on) for descent in DESCENTS for on in (("mixed", "own") if "base" in descent else ("mixed",))]
-    settings = [("gradient_tracking", {**descent, "base_on": on}) for descent, on in tracked]
+    tracked = [
+        (descent, on)
+        for descent in DESCENTS
+        for on in (("mixed", "together", "own") if "base" in descent else ("mixed",))
+    ]
+    settings = [("gradient_tracking", {**descent, "base_form": on}) for descent, on in tracked]
     settings += [(name, descent) for name in ("dsgd", "allreduce") for descent in DESCENTS[1:3]]
     configs = [
         config_for("exponential", 5, "", strategy=name, transport=transport, **changes)

@@ -53,11 +53,12 @@ EXACT: dict[str, tuple[dict[str, Any], reference.StepSize]] = {
     "momentum": ({"momentum": 0.9}, 0.002),
     "Nesterov": ({"momentum": 0.9, "nesterov": True}, 0.002),
     "AMSGrad": (AMSGRAD, falling(0.02, 1e-2, 6000)),
-    "AMSGrad, own": (AMSGRAD | {"base_on": "own"}, falling(0.02, 1e-2, 6000)),
+    "AMSGrad, own": (AMSGRAD | {"base_form": "own"}, falling(0.02, 1e-2, 6000)),
     "Adam": (ADAM, falling(0.03, 1e-10, 8000)),
-    "Adam, own": (ADAM | {"base_on": "own"}, falling(0.03, 1e-10, 8000)),
+    "Adam, own": (ADAM | {"base_form": "own"}, falling(0.03, 1e-10, 8000)),
+    "Adam, together": (ADAM | {"base_form": "together"}, falling(0.03, 1e-10, 8000)),
     "RMSprop": ({"base": "rmsprop"}, falling(0.01, 1e-10, 8000)),
-    "momentum, local steps": ({"momentum": 0.9, "local_steps": 3}, 0.001),
+    "momentum, local steps": ({"momentum": 0.9, "local_steps": 2}, 0.002),
     "Adam, local steps, narrow wire": (ADAM | {"local_steps": 2, "wire": "bfloat16"}, falling(0.03, 1e-10, 8000)),
 }
 

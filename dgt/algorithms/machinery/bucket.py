@@ -35,11 +35,13 @@ class Message:
     name            its name in the equations, under which the update finds its memory
     kind            what errors call it; lr and weight decay are compared with the neighbours' on "parameters"
     needed_at_once  received before the step ends (with buckets: before the next forward), else after the next gradient
+    sent_with_previous   leaves together with the message before it, not made of what neighbours say in that one
     """
 
     name: str
     kind: str
     needed_at_once: bool = True
+    sent_with_previous: bool = False
 
 
 class Views(types.SimpleNamespace):
@@ -106,7 +108,7 @@ class StreamBucket:
         self.receive_all()
         self._iteration = iteration
         self._compute_messages()
-        self._streams[0].post(iteration)
+        self._post(0)
         if self._optimizer.returns_before_received:  # a user may change parameters and a scheduler lr meanwhile
             self._versions = self._optimizer.flat.versions(self.part)
             self._exchanged.groups = [{**group, "lr": float(group["lr"])} for group in self._optimizer.param_groups]
@@ -148,8 +150,14 @@ class StreamBucket:
     def _receive(self, number: int) -> None:
         """The next message leaves when this one is there: on a slow link both together would only delay it."""
         self._optimizer.receive(self._messages[number].name, self._streams[number], self._exchanged)
-        if number + 1 < len(self._streams):
-            self._streams[number + 1].post(self._iteration)
+        if number + 1 < len(self._streams) and not self._streams[number + 1].under_way:
+            self._post(number + 1)
+
+    def _post(self, number: int) -> None:
+        """Send this message, and those that leave with it."""
+        self._streams[number].post(self._iteration)
+        if number + 1 < len(self._streams) and self._messages[number + 1].sent_with_previous:
+            self._post(number + 1)
 
     @torch.no_grad()
     def local_step(self) -> None:

@@ -42,8 +42,13 @@ VARIANTS = {
     "bfloat16": "dgt over the process group, 16 bits per number on the wire",
     "unchecked": "shared, without looking at what is sent and received",
     "crc": "shared, with a checksum of every message",
+    "momentum": "shared, with Nesterov momentum inside the tracker",
+    "adamw": "shared, AdamW on the mixed tracker",
+    "ddp_momentum": "torch's DistributedDataParallel, SGD with Nesterov momentum",
+    "ddp_adamw": "torch's DistributedDataParallel, AdamW",
 }
-ON_DEMAND = ("unchecked", "crc")  # variants that measure the cost of checks; only if named
+# variants that are measured only if named: what checks and other optimizers cost
+ON_DEMAND = ("unchecked", "crc", "momentum", "adamw", "ddp_momentum", "ddp_adamw")
 MEASURES = ("start", "end", "cpu", "wait", "bytes", "peak_mb")
 BUCKET_MB = 1.0
 DDP_BUCKET_MB = 25.0  # torch's own
@@ -124,7 +129,7 @@ class BenchJob:
         names, graph = together(node, lambda: _plan(config, node, weights))
         work = workload(config.preset, config.batch, config.size, node.rank, node.device)
         made, values = {}, {name: torch.zeros(config.rounds, len(MEASURES), dtype=torch.float64) for name in names}
-        if {"ddp", "decent_dp"} & set(names):
+        if {"ddp", "ddp_momentum", "ddp_adamw", "decent_dp"} & set(names):
             peers.load_code(node)
         for name in names:
             with _peak_memory(node.device) as peak:
@@ -170,7 +175,7 @@ def _over_ranks(measured: np.ndarray, steps: int, one_clock: bool) -> dict[str, 
 
 def unavailable(name: str, node: Node) -> str:
     """Why this variant cannot be measured here; empty if it can."""
-    if name in ("limit", "shared", *ON_DEMAND) and (node.device.type != "cpu" or not shared.available()):
+    if name in ("limit", "shared", "unchecked", "crc") and (node.device.type != "cpu" or not shared.available()):
         return "it needs parameters in memory that ranks can share (Linux on x86-64, CPU)"
     if name == "naive" and node.device.type != "cpu" and node.backend != "nccl":
         return "gloo sends CPU tensors only"
@@ -198,6 +203,10 @@ def build(name: str, config: BenchConfig, work: Workload, node: Node, graph: nx.
         "unchecked": lambda: Unchecked(work, Network(node, graph, weights)),
         "crc": lambda: Tracking(work, Network(node, graph, weights, crc=True)),
         "bfloat16": lambda: tracking("messages", wire="bfloat16"),
+        "momentum": lambda: tracking(momentum=0.9, nesterov=True),
+        "adamw": lambda: tracking(base=torch.optim.AdamW),
+        "ddp_momentum": lambda: peers.DDP(work, node, config.best_ddp_bucket_mb, peers.fused_momentum),
+        "ddp_adamw": lambda: peers.DDP(work, node, config.best_ddp_bucket_mb, peers.fused_adamw),
     }
     return makers[name]()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,18 +20,20 @@ from dgt.exchange.network import Network
 from dgt.exchange.transport import message_order
 from dgt.processes.node import Node
 
+MakeOptimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
+
 
 class DDP(Compute):
-    """torch's DistributedDataParallel with SGD: an all-reduce of the gradients.
+    """torch's DistributedDataParallel: an all-reduce of the gradients.
 
-    gradients are views of the buckets, the graph is known not to change, SGD is the fused one; buffers stay on their
-    rank (BatchNorm's statistics do so in dgt, too), which spares a broadcast before every forward
+    gradients are views of the buckets, the graph is known not to change, the optimizer is a fused one; buffers stay on
+    their rank (BatchNorm's statistics do so in dgt, too), which spares a broadcast before every forward
     """
 
-    def __init__(self, work: Workload, node: Node, bucket_mb: float) -> None:
+    def __init__(self, work: Workload, node: Node, bucket_mb: float, make: MakeOptimizer | None = None) -> None:
         super().__init__(work)
         self.parallel = distributed(self.model, node, bucket_mb)
-        self.optimizer = fused_sgd(self.model.parameters())
+        self.optimizer = (make or fused_sgd)(self.model.parameters())
         self._per_step, self._bytes = ring_bytes(parameter_bytes(self.model), node.size), 0
 
     def step(self) -> None:
@@ -62,6 +64,16 @@ def distributed(model: torch.nn.Module, node: Node, bucket_mb: float) -> torch.n
 def fused_sgd(parameters: Iterable[torch.Tensor]) -> torch.optim.SGD:
     """One kernel for all parameters."""
     return torch.optim.SGD(list(parameters), lr=LR, fused=True)
+
+
+def fused_momentum(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    """The same with Nesterov momentum."""
+    return torch.optim.SGD(list(parameters), lr=LR, momentum=0.9, nesterov=True, fused=True)
+
+
+def fused_adamw(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    """AdamW in one kernel for all parameters."""
+    return torch.optim.AdamW(list(parameters), lr=LR, fused=True)
 
 
 def load_code(node: Node) -> None:

@@ -134,6 +134,8 @@ def candidates(overrides: Sequence[str]) -> tuple[dict[str, Config], bool]:
 
 def check(config: Config) -> None:
     """Raise for settings for which the prediction does not hold."""
+    if config.algorithm.values.get("momentum") or config.algorithm.values.get("base") is not None:
+        raise ConfigError("algorithm: dgt plan predicts plain gradient tracking; leave momentum and base out")
     if config.algorithm.name != "gradient_tracking":
         raise ConfigError(f"algorithm={config.algorithm.name}: dgt plan is about gradient_tracking; leave it out")
     if config.local_steps != 1:
