@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from dgt.processes.agreement import broadcast_text
 try:
     from lightning.fabric.strategies import ParallelStrategy as FabricParallelStrategy
     from lightning.fabric.utilities.rank_zero import rank_zero_only
+    from lightning.pytorch.plugins.precision import Precision
     from lightning.pytorch.strategies import ParallelStrategy
 except ImportError as error:
     raise missing("Lightning", "lightning", error) from None
@@ -134,6 +136,12 @@ class DgtStrategy(_Ranks, ParallelStrategy):
 
     def model_to_device(self) -> None:
         self.lightning_module.to(self.root_device)
+
+    def setup_precision_plugin(self) -> None:
+        """Without a scaler nothing is unscaled: clip, which Lightning refuses to optimizers that could unscale."""
+        super().setup_precision_plugin()
+        if getattr(self.precision_plugin, "scaler", self) is None:
+            self.precision_plugin.clip_gradients = types.MethodType(Precision.clip_gradients, self.precision_plugin)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return self._reduced(tensor, reduce_op)

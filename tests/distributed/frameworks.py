@@ -220,9 +220,9 @@ def lightning(node: Node) -> dict[str, Any]:
     from dgt.integrations.lightning import DgtStrategy
 
     class Module(pl.LightningModule):
-        def __init__(self, network: dgt.Network) -> None:
+        def __init__(self, network: dgt.Network, bucket_mb: int = 1) -> None:
             super().__init__()
-            self.network, self.model = network, Model()
+            self.network, self.model, self.bucket_mb = network, Model(), bucket_mb
 
         def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
             return self.model(batch[0])["loss"]
@@ -233,7 +233,7 @@ def lightning(node: Node) -> dict[str, Any]:
 
         def configure_optimizers(self) -> Any:
             optimizer = dgt.GradientTracking(
-                self.parameters(), lr=0.1, network=self.network, bucket_mb=1, model=self.model
+                self.parameters(), lr=0.1, network=self.network, bucket_mb=self.bucket_mb, model=self.model
             )
             scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -267,6 +267,9 @@ def lightning(node: Node) -> dict[str, Any]:
     second.fit(again, dgt.even_steps(own_loader(node), node), own_loader(node), ckpt_path="kept/last.ckpt")
     found["lr"] = second.optimizers[0].param_groups[0]["lr"]
     found["begun at"] = again.model.thetas[0]
+    narrow = Module(network, bucket_mb=0)
+    trainer(4, precision="bf16-mixed", gradient_clip_val=100.0).fit(narrow, dgt.even_steps(own_loader(node), node))
+    found["bfloat16"] = narrow.model.theta.item()
     return found
 
 

@@ -70,6 +70,7 @@ def test_lightning_steps_like_the_plain_loop_and_saves_the_average(tmp_path: Pat
         assert each["rank"] == pytest.approx((SIZES[1] + 2 * SIZES[2]) / sum(SIZES))  # sync_dist: the mean over samples
         assert each[SEEN] == [rank]
         assert each["lr"] == pytest.approx(0.1 * 0.9**4)  # two steps, saved, loaded, two more
+        assert each["bfloat16"] == pytest.approx(each["theta"], abs=0.01)  # and clipped at a norm that none reaches
         assert each["sampler"] == "RandomSampler"
     assert (tmp_path / "kept" / "last.ckpt").is_file()
 
