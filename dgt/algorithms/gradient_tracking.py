@@ -14,13 +14,15 @@ With momentum b the tracked vector is u' = b u + g' in place of g' (n' = g' + b 
 where it is right for any W. A base P, such as AdamW, is a step of torch's optimizer with the tracked direction for its
 gradient:
 
-    mixed      theta' = W (theta - alpha P(W y))     two latencies per step: y, then z
-    together   theta' = W theta - alpha P(W y)       one: y and theta leave together
-    own        theta' = W (theta - alpha P(y))       one: y travels while the next gradient is computed
+    predicted   theta' = W (theta - alpha P(y; s))    one latency per step: y travels with the next gradient
+    mixed       theta' = W (theta - alpha P(W y))     two: y, then z
+    together    theta' = W theta - alpha P(W y)       one: y and theta leave together
+    own         theta' = W (theta - alpha P(y))       one, as predicted
 
 At a fixed point y is the same on all nodes, so every node's direction is, number by number, a positive multiple of one
-vector, which is therefore zero: exact for any elementwise base. W y averages the noise of neighbours before a second
-moment is taken of it; of y itself it is that of one node's batch, and steps are too small.
+vector, which is therefore zero: exact for any elementwise base. The second moment of y itself is that of one node's
+noise, and steps are too small; W y averages the noise of neighbours first. Bases like Adam can have their first moment
+of y and only the second of s = W y_before + W_ii G (g' - g), what a node knows of W y before its neighbours answer.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ import torch
 from dgt.algorithms.machinery import Message, NeighbourOptimizer, Views
 from dgt.algorithms.machinery.descent import Descent
 from dgt.config.settings import setting
+from dgt.errors import ConfigError
 from dgt.exchange.streams import Stream
+
+FORMS = ("auto", "predicted", "mixed", "together", "own")
 
 
 class GradientTracking(NeighbourOptimizer):
@@ -45,7 +50,8 @@ class GradientTracking(NeighbourOptimizer):
     momentum, nesterov             as of torch.optim.SGD, inside the tracker
     base, base_options             a torch optimizer for the tracked direction, such as torch.optim.AdamW. A decoupled
                                    weight decay is not tracked: it leaves a disagreement of order lr
-    base_form                      mixed, together or own: see above
+    base_form                      predicted, mixed, together or own: see above; auto is predicted for bases like Adam
+                                   (with betas and exp_avg), mixed for all others
     overlap, wire, local_steps, bucket_mb, model   how vectors travel: see `NeighbourOptimizer`
 
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
@@ -56,26 +62,39 @@ class GradientTracking(NeighbourOptimizer):
     @dataclass(slots=True, kw_only=True)
     class Settings(Descent):
         base_form: str = setting(
-            "mixed",
-            "where a base P is: mixed W (theta - a P(W y)), together W theta - a P(W y), own W (theta - a P(y))",
-            choices=("mixed", "together", "own"),
+            "auto",
+            "what a base sees: auto, predicted, mixed, together or own (docs/optimizers.md)",
+            choices=FORMS,
         )
 
     messages = (Message("z", "parameters"), Message("y", "tracker", needed_at_once=False))
     state_vectors = {"B": "rest"}  # noqa: RUF012
     has_array_update = True
 
+    form = ""
+    """How a base is applied, one of `FORMS` but auto; nothing without one."""
+
     def choose_vectors(self) -> None:
+        if self.base is None:
+            return
+        self.form = self.settings.base_form
+        if self.form == "auto":
+            self.form = "predicted" if self.base.has_first_moment else "mixed"
+        if self.form == "predicted":
+            if not self.base.has_first_moment:
+                raise ConfigError(f"base_form=predicted: {self.base.name} has no first moment apart (exp_avg, betas)")
+            self.state_vectors = {"B": "rest", "g": "last_gradient"}
+            self.work_vectors = ("direction", "missing")
+            return
+        self.work_vectors = ("direction",)
         if self._sees_mixed:
-            together = self.settings.base_form == "together"
-            self.messages = (Message("y", "tracker"), Message("z", "parameters", sent_with_previous=together))
-        if self.base is not None:
-            self.work_vectors = ("direction",)
+            together = Message("z", "parameters", sent_with_previous=self.form == "together")
+            self.messages = (Message("y", "tracker"), together)
 
     @property
     def _sees_mixed(self) -> bool:
         """Whether a base is applied to W y."""
-        return self.base is not None and self.settings.base_form != "own"
+        return self.form in ("mixed", "together")
 
     def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         """y = G (g - B),  z = theta - alpha y,  B = W_ii B + (1 - W_ii) g; before W y is there B = g."""
@@ -87,13 +106,19 @@ class GradientTracking(NeighbourOptimizer):
             at.B.copy_(gradient)
             at.z.copy_(at.theta)
             return
+        if self.form == "predicted":
+            torch.sub(gradient, at.g, out=at.missing).mul_((1 - network.row.own) * network.gradient_scale)
+            torch.sub(at.y, at.missing, out=at.direction)
+            at.g.copy_(gradient)
         torch.lerp(at.B, gradient.to(at.B.dtype), 1 - network.row.own, out=at.B)
         if self.base is None:
             torch.add(at.theta, at.y, alpha=-float(group["lr"]), out=at.z)
 
     def complete_messages(self, at: Views) -> None:
-        """z = theta - alpha P(y)."""
-        if self.base is not None and not self._sees_mixed:
+        """z = theta - alpha P(y), or P(y; s)."""
+        if self.form == "predicted":
+            self.base_step(at, at.z.copy_(at.theta), at.direction, at.missing)
+        elif self.form == "own":
             self.base_step(at, at.z.copy_(at.theta), at.y)
 
     def receive(self, message: str, stream: Stream, at: Views) -> None:
@@ -101,15 +126,14 @@ class GradientTracking(NeighbourOptimizer):
 
         Mixed base: B -= W y / G_ii,  z = theta - alpha P(W y).  Together: theta = W theta - alpha P(W y).
         """
-        together = self.base is not None and self.settings.base_form == "together"
         if message == "z":
             stream.mix(at.theta)
-            if together:
+            if self.form == "together":
                 self._finite_base_step(at, at.theta)
         elif self._sees_mixed:
             stream.mix(at.direction)
             at.B.sub_(at.direction, alpha=1 / self.network.gradient_scale)
-            if not together:
+            if self.form == "mixed":
                 self._finite_base_step(at, at.z)
         else:
             stream.add_neighbours(at.B, -1 / self.network.gradient_scale)
@@ -120,6 +144,8 @@ class GradientTracking(NeighbourOptimizer):
 
     def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """theta -= alpha G (g - B); with W = I, B stays as it is."""
+        if self.form == "predicted":
+            at.g.copy_(gradient)
         if self.base is not None:
             return torch.sub(gradient, at.B, out=at.direction).mul_(self.network.gradient_scale)
         descent = torch.sub(gradient, at.B, out=at.scratch)

@@ -6,9 +6,9 @@ import warnings
 from typing import Any
 
 from dgt.config import registry
-from dgt.config.choices import AlgorithmConfig, ProblemConfig, TopologyConfig
+from dgt.config.choices import AlgorithmConfig, ProblemConfig, ScheduleConfig, TopologyConfig
 from dgt.config.schema import TRANSPORTS, WIRES, Config
-from dgt.config.sections import STRATEGIES, CheckpointConfig, StrategyConfig, WeightsConfig
+from dgt.config.sections import STRATEGIES, CheckpointConfig, StopConfig, StrategyConfig, WeightsConfig
 
 __all__ = [
     "STRATEGIES",
@@ -18,6 +18,8 @@ __all__ = [
     "CheckpointConfig",
     "Config",
     "ProblemConfig",
+    "ScheduleConfig",
+    "StopConfig",
     "StrategyConfig",
     "TopologyConfig",
     "WeightsConfig",

@@ -1,4 +1,4 @@
-"""The groups of a config whose choices have settings of their own: problem, algorithm, topology, logger.
+"""The groups of a config whose choices have settings of their own: problem, algorithm, topology, schedule, logger.
 
     TopologyConfig(name="tailored", seed=3)             # a choice of the package: its settings are checked here
     AlgorithmConfig(_target_="my_module.Mine", beta=2)  # one from outside: imported and checked by `check_targets`
@@ -151,6 +151,15 @@ class TopologyConfig(Choice):
             if key not in all_topology_settings():
                 raise ConfigError(f"topology.{key}: no such key; {nearest(key, own) if own else 'it has no settings'}")
         return {key: value for key, value in values.items() if key in own}
+
+
+class ScheduleConfig(Choice):
+    group, usual, example = "schedule", "constant", "class my_module.MySchedule"
+    what = "a class derived from dgt.training.schedules.Schedule"
+
+    def is_suitable(self, kind: Any) -> bool:
+        base = registry.resolve("dgt.training.schedules.Schedule")
+        return inspect.isclass(kind) and issubclass(kind, base) and not inspect.isabstract(kind)
 
 
 def all_topology_settings() -> dict[str, Any]:

@@ -26,6 +26,7 @@ from dgt.config.slurm import SlurmJobs
 from dgt.errors import ConfigError
 
 LAUNCHER = "hydra/launcher"
+_UNQUOTED_RULE, _QUOTED = r"(?<![^,])[^,'\"]*[<>][^,'\"]*(?![^,])", r"'\g<0>'"
 SEVERAL = "logger"  # the group of which several can be chosen
 ConfigStore.instance().store(group=LAUNCHER, name="slurm_jobs", node=SlurmJobs, provider="dgt")  # base of slurm.yaml
 
@@ -106,7 +107,18 @@ def compose(overrides: Sequence[str]) -> Config:
     lines = [f"++{str(item.input_line).lstrip('+')}" if item in free else str(item.input_line) for item in parsed]
     values = _compose(lines, search)
     values["logger"] |= next(({"name": _listed(item)} for item in reversed(parsed) if _listed(item)), {})
+    _choose_length(values, {str(item.key_or_group) for item in parsed})
     return Config.from_dict(values)
+
+
+def _choose_length(values: dict[str, Any], typed: set[str]) -> None:
+    """Of iterations and epochs what was typed; both is an error, where files say both it is epochs."""
+    if values.get("epochs") is None or "iterations" not in typed:
+        return
+    if "epochs" in typed:
+        epochs, iterations = values["epochs"], values["iterations"]
+        raise ConfigError(f"iterations={iterations}: epochs={epochs} says how many; give one of them")
+    values["epochs"] = None
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
@@ -240,6 +252,8 @@ def _with_custom(overrides: Sequence[str]) -> list[str]:
 def _unfold(override: str) -> list[str]:
     """weights=[1,2,3] -> weights=list weights.values=[1,2,3]; weights=some/file.txt -> weights=file ..."""
     key, _, value = override.partition("=")
+    if key == "stop.when":  # < and > need quotes in Hydra's grammar, beside those that the shell needs
+        return [f"{key}={re.sub(_UNQUOTED_RULE, _QUOTED, value)}"]
     if key == "weights" and value.startswith("["):
         return ["weights=list", f"weights.values={value}"]
     if key == "weights" and "," not in value and ("/" in value or Path(value).suffix in (".txt", ".csv", ".npy")):

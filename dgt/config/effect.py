@@ -17,6 +17,7 @@ from dgt.errors import ConfigError
 
 _ONE_SEED = "the seeds of dgt compare; here a run has one, seed=0, and -m seed=0,1,2 makes several runs"
 _FROM_START = "for dgt train only; dgt compare runs every cell from its start"
+_AS_LONG = "not for dgt compare, where all cells make the same number of iterations"
 # per command: keys, or sections, that must not be typed, and why
 REFUSED = {
     "train": {"seeds": _ONE_SEED},
@@ -24,6 +25,7 @@ REFUSED = {
     "compare": {
         **dict.fromkeys(("strategy", "seed"), "dgt compare runs both strategies and seeds=COUNT; leave it out"),
         **dict.fromkeys(("resume", "warm_start", "checkpoint", "on_peer_loss", "chaos"), _FROM_START),
+        "stop": _AS_LONG,
     },
 }
 FOR_RANKS = ("timeout", "backend", "transport", "overlap", "crc")  # none of them changes a number
@@ -49,6 +51,9 @@ def on_compare(config: Config) -> tuple[Config, list[str]]:
     plain = Config()
     unused = {key: getattr(plain, key) for key in FOR_ONE_RUN if getattr(config, key) != getattr(plain, key)}
     said = [f"{', '.join(unused)}: {_FROM_START}, so no effect"] if unused else []
+    if config.stop != plain.stop:
+        said.append(f"stop: {_AS_LONG}, so no effect")
+        unused["stop"] = plain.stop
     if config.placement != "none":
         said.append(f"placement={config.placement}: dgt compare has all ranks on this host, where all places are alike")
     return dataclasses.replace(config, **unused), said

@@ -55,7 +55,7 @@ def _differences(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """The choices a config makes in groups, and every key that differs from what these choices set."""
     values = config.to_dict()
     groups = {name: values[name]["name"] for name in ("weights", "topology", "strategy")}
-    for name in ("problem", "algorithm", "logger", "chaos"):
+    for name in ("problem", "algorithm", "schedule", "logger", "chaos"):
         if values[name]["name"] != Config().to_dict()[name]["name"]:
             groups[name] = values[name]["name"]
     targets = [name for name in groups if "_target_" in values[name] and name != "logger"]
@@ -78,7 +78,7 @@ def _changed(values: Mapping[str, Any], plain: Mapping[str, Any], prefix: str = 
 def _as_word(value: Any) -> str:
     if isinstance(value, str):
         quoted = value.replace("'", "\\'")
-        return f"'{quoted}'" if set(value) & set(" ,=[]{}()'\"\\:") else value
+        return f"'{quoted}'" if set(value) & set(" ,=[]{}()<>'\"\\:") else value
     if isinstance(value, list):
         return "[" + ",".join(map(_as_word, value)) + "]"
     return json.dumps(value)  # true, false, null and numbers are the same there

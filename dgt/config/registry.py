@@ -3,6 +3,7 @@
     algorithm=x   dgt/algorithms/x.py   with  ALGORITHM = a class
     problem=x     dgt/problems/x.py     with  PROBLEM = a class
     logger=x      dgt/runs/sinks/x.py   with  SINK = a class
+    schedule=x    dgt/training/schedules/x.py   with  SCHEDULE = a class
     topology=x    dgt/network/*.py      with  @topology above a function
 
 The names are read from the files; a module is imported when what it has is chosen. Imports are by dotted name, because
@@ -47,6 +48,7 @@ PLACES = {
     "algorithm": Place("dgt.algorithms", "ALGORITHM"),
     "problem": Place("dgt.problems", "PROBLEM"),
     "logger": Place("dgt.runs.sinks", "SINK"),
+    "schedule": Place("dgt.training.schedules", "SCHEDULE"),
     "topology": Place("dgt.network", "@topology"),
 }
 

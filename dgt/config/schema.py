@@ -12,9 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dgt.config.checks import build, check_range
-from dgt.config.choices import AlgorithmConfig, Choice, ProblemConfig, TopologyConfig
+from dgt.config.choices import AlgorithmConfig, Choice, ProblemConfig, ScheduleConfig, TopologyConfig
 from dgt.config.loggers import LoggerConfig
-from dgt.config.sections import DEFAULT_WEIGHTS, ChaosConfig, CheckpointConfig, StrategyConfig, WeightsConfig
+from dgt.config.sections import (
+    DEFAULT_WEIGHTS,
+    ChaosConfig,
+    CheckpointConfig,
+    StopConfig,
+    StrategyConfig,
+    WeightsConfig,
+)
 from dgt.config.settings import check_settings, setting
 from dgt.errors import ConfigError
 
@@ -23,10 +30,13 @@ DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "messages")
 WIRES = ("full", "bfloat16", "float16")
 DTYPES = ("auto", "float64", "float32")
+PRECISIONS = ("full", "bf16", "fp16")
 PLACEMENTS = ("none", "graph")
 ON_PEER_LOSS = ("stop", "continue")
 MACHINERY = {"wire": "full", "local_steps": 1, "bucket_mb": 0, "overlap": True}
 """What the exchange can do for an algorithm that `supports` it, and the values that ask for nothing."""
+LR = 0.02
+"""The step size of problems that do not say another: `Problem.usual_lr`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +46,7 @@ class Config:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     problem: ProblemConfig = field(default_factory=ProblemConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     # more nodes would fill the memory before anything is refused
     nodes: int | None = setting(
@@ -48,8 +59,13 @@ class Config:
     laziness: float = setting(
         0.3, "epsilon in W = (1 - epsilon) P + epsilon I", low=0, high=1, open_low=True, open_high=True
     )
-    lr: float = setting(0.02, "step size alpha", low=0, open_low=True)
+    lr: float = setting(
+        None, "step size alpha, where the schedule starts or peaks; null: the problem's own", low=0, open_low=True
+    )  # never None once the problem is known
     iterations: int = setting(300, "number of updates", low=0)
+    epochs: int | None = setting(
+        None, "in place of iterations: how often all training samples are seen, those of all nodes together", low=1
+    )
     eval_every: int = setting(3, "iterations between evaluations of the whole network", low=1)
     seed: int = setting(0, "of problem data, start and gradient noise", low=0, high=2**63 - 1)
     seeds: list[int] = setting(list(range(10)), "dgt compare: how many, or a list such as [0,1,2]")
@@ -68,6 +84,12 @@ class Config:
     )
     local_steps: int = setting(1, "exchange after every so many steps only", low=1)
     dtype: str = setting("auto", "auto (least squares float64, all else float32), float64 or float32", choices=DTYPES)
+    precision: str = setting(
+        "full", "full, or bf16: forward pass and loss in bfloat16 where torch.autocast does that", choices=PRECISIONS
+    )
+    clip: float | None = setting(
+        None, "largest norm of a node's own gradient, which is scaled down to it; null: any", low=0, open_low=True
+    )
     crc: bool = setting(False, "check the content of every message, not only its head")
     placement: str = setting(
         "none",
@@ -86,6 +108,7 @@ class Config:
         False, "resume: take only the average model, so that nodes, graph and weights may differ"
     )
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)
     run_dir: str | None = setting(None, "where to write; null: runs/<time>-<problem>-<weights>-<topology>-<strategy>")
 
@@ -97,12 +120,30 @@ class Config:
             raise ConfigError(f"seeds={self.seeds}: must be a count above 0 or a list of different seeds")
         if self.algorithm.target is None:
             self._check_machinery()
+        if self.problem.target is None:
+            self._take_usual_lr()
+        if self.clip is not None and self.bucket_mb:
+            raise ConfigError(
+                f"clip={self.clip:g}: with bucket_mb={self.bucket_mb:g} gradients leave during backward, before their "
+                "norm is known; leave one of them out"
+            )
+        if self.precision == "fp16":
+            raise ConfigError(
+                "precision=fp16: small gradients vanish in it without a loss scaler, which dgt train has none of; use "
+                "precision=bf16, or torch.amp.GradScaler in a loop of your own"
+            )
+        if self.precision == "bf16" and self.dtype == "float64":
+            raise ConfigError("precision=bf16: torch.autocast leaves dtype=float64 alone; leave one of them out")
         if not self.resume:
             raise ConfigError("resume=: none, auto, or a run or checkpoint directory")
         if self.warm_start and self.resume in ("none", "auto"):
             raise ConfigError(f"warm_start=true: say from where, resume=DIR (resume={self.resume} here)")
         if self.resume == "auto" and self.run_dir is None:
             raise ConfigError("resume=auto: say which run, run_dir=DIR")
+
+    def _take_usual_lr(self) -> None:
+        if self.lr is None:
+            self.lr = getattr(self.problem.kind, "usual_lr", LR)
 
     def _check_machinery(self) -> None:
         """Refuse what the algorithm has no use for."""
@@ -114,8 +155,9 @@ class Config:
 
     def check_targets(self) -> None:
         """Import what comes from outside the package, check its settings and add those that were not given."""
-        for choice in (self.problem, self.algorithm, self.topology):
+        for choice in (self.problem, self.algorithm, self.topology, self.schedule):
             choice.check()
+        self._take_usual_lr()
         self._check_machinery()
 
     @classmethod
@@ -131,9 +173,10 @@ class Config:
             plain["seeds"] = list(range(count))
         elif "seeds" in plain and not isinstance(count, list):
             raise ConfigError(f"seeds={count}: must be a count above 0 or a list of different seeds")
+        own_lr = {} if plain.get("lr") is not None else {"lr": plain.pop("lr", None)}  # of the problem that is chosen
         config = build(cls, plain, "")
         chosen: dict[str, Any] = {key: kind.from_dict(values[key]) for key, kind in CHOICES.items() if key in values}
-        return dataclasses.replace(config, **chosen)
+        return dataclasses.replace(config, **chosen, **own_lr)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only; what is unset within a group is left out. `from_dict` reads it back."""
@@ -151,7 +194,8 @@ class Config:
 
 
 CHOICES: dict[str, type[Choice] | type[LoggerConfig]] = {
-    "problem": ProblemConfig, "algorithm": AlgorithmConfig, "topology": TopologyConfig, "logger": LoggerConfig,
+    "problem": ProblemConfig, "algorithm": AlgorithmConfig, "topology": TopologyConfig, "schedule": ScheduleConfig,
+    "logger": LoggerConfig,
 }  # fmt: skip
 
 

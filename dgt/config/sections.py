@@ -1,7 +1,8 @@
-"""The smaller groups of a config: strategy, weights, checkpoint, chaos. Each checks its own values."""
+"""The smaller groups of a config: strategy, weights, checkpoint, stop, chaos. Each checks its own values."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from dgt.config.checks import check_choice
@@ -54,9 +55,43 @@ class CheckpointConfig:
     minutes: float = setting(10.0, "minutes between checkpoints; 0: by iterations alone", low=0)
     keep_last: int = setting(2, "how many of the last ones to keep; 0: write none", low=0)
     keep_every: int = setting(0, "keep those of every so many iterations for good; 0: none", low=0)
+    best: str | None = setting(
+        None,
+        "keep the average model of the best evaluation by this metric as best.pt; of your own metric say METRIC:max or "
+        "METRIC:min; null: none",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "checkpoint.")
+
+
+_RULE = re.compile(r"\s*(\w+)\s*(?:([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*)?")
+
+
+@dataclass(slots=True, kw_only=True)
+class StopConfig:
+    """When a run ends before its last iteration: what `training/stopping.py` does."""
+
+    when: str | None = setting(
+        None, "end early: accuracy>0.6 or loss<0.1 once it is so, a metric alone once it gets no better; null: never"
+    )
+    patience: int = setting(1, "evaluations in a row that must say so", low=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self, "stop.")
+        if self.when is not None and _RULE.fullmatch(self.when) is None:
+            raise ConfigError(
+                f"stop.when={self.when}: give METRIC>NUMBER, METRIC<NUMBER or METRIC, such as accuracy>0.6"
+            )
+        if self.when is None and self.patience != 1:
+            raise ConfigError(f"stop.patience={self.patience}: of what? give stop.when too, such as stop.when=loss")
+
+    @property
+    def rule(self) -> tuple[str, str, float]:
+        """The metric, < or > or nothing, and the bound."""
+        found = _RULE.fullmatch(self.when or "")
+        assert found is not None, "checked when it was made"
+        return found[1], found[2] or "", float(found[3] or "nan")
 
 
 @dataclass(slots=True, kw_only=True)

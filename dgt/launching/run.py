@@ -17,13 +17,16 @@ from dgt.config.checks import check_range
 from dgt.errors import ConfigError
 from dgt.launching import launch
 from dgt.launching.jobs import JoinOptions
+from dgt.network.weights import Weights
 from dgt.processes import environment
 from dgt.processes.placement import Placement
 from dgt.runs.claiming import claim_run_dir
 from dgt.runs.layout import SUMMARY
 from dgt.runs.mirrors import check_logger
+from dgt.training import schedules, stopping
 from dgt.training.checkpoints.finding import source_of
 from dgt.training.jobs import TrainJob
+from dgt.training.keeping import direction
 from dgt.training.setup import network_of
 
 log = logging.getLogger(__name__)
@@ -57,7 +60,9 @@ def prepared(
     here   which rank this process is, if any; all other arguments as for `run_here`
     """
     weights, drawn = network_of(config, here, as_drawn=True)
-    problems.check(config, weights)
+    config = checked(config, weights)
+    if config.checkpoint.best:
+        direction(config.checkpoint.best)
     if config.chaos.rank is not None:
         check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
     if config.on_peer_loss == "continue" and here.launcher == "torchrun":
@@ -72,6 +77,15 @@ def prepared(
         source_of(config)
         config = dataclasses.replace(config, run_dir=claim_run_dir(config, swept))
     return TrainJob(config, weights, drawn, show, command or typed())
+
+
+def checked(config: Config, weights: Weights) -> Config:
+    """The config with its epochs as iterations; raises for what can be known to be wrong before any rank starts."""
+    problems.check(config, weights)
+    config = dataclasses.replace(config, iterations=problems.iterations_of(config, int(weights.size)))
+    schedules.of(config)
+    stopping.check(config)
+    return config
 
 
 def typed() -> str:

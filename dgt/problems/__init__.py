@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from dgt.problems import custom
 from dgt.problems.base import Problem, ProblemContext
 
 __all__ = [
-    "Problem", "ProblemContext", "check", "class_of", "data_sizes", "dtype_of", "fetch", "from_config",
+    "Problem", "ProblemContext", "check", "class_of", "data_sizes", "dtype_of", "fetch", "from_config", "iterations_of",
     "parameter_count", "settings_of", "stacks_seeds",
 ]  # fmt: skip
 
@@ -65,7 +66,24 @@ def check(config: Config, weights: Weights) -> None:
     """Find what can be wrong with a problem before any rank starts: shards, texts, arguments."""
     if config.problem.target is not None:
         custom.check(config.problem)
-    class_of(config).check_settings(settings_of(config), weights)
+    kind = class_of(config)
+    kind.check_settings(settings_of(config), weights)
+    if config.precision == "bf16" and not kind.uses_autograd:
+        raise ConfigError(
+            f"precision=bf16: problem={config.problem.name} has no forward pass to make in it; leave it out"
+        )
+
+
+def iterations_of(config: Config, nodes: int) -> int:
+    """How many there are: those of a config, or as many as its epochs take, rounded up."""
+    if config.epochs is None:
+        return config.iterations
+    steps = class_of(config).steps_per_epoch(settings_of(config), nodes)
+    if steps is None:
+        raise ConfigError(
+            f"epochs={config.epochs}: problem={config.problem.name} does not say how long an epoch is; give iterations"
+        )
+    return math.ceil(config.epochs * steps)
 
 
 def fetch(config: Config, cache: Path, say: Callable[[str], None]) -> None:

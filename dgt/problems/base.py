@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from dgt.config.schema import LR
 from dgt.network.weights import Weights
 
 
@@ -67,6 +68,8 @@ class Problem(abc.ABC):
     """Settings that may differ from rank to rank, such as the folder of the data."""
     usual_dtype: ClassVar[torch.dtype] = torch.float32
     """What dtype=auto is."""
+    usual_lr: ClassVar[float] = LR
+    """What lr=null is."""
     is_small: ClassVar[bool] = False
     """Whether a GPU would only slow it down: device=auto is the CPU then."""
     is_quadratic: ClassVar[bool] = False
@@ -98,6 +101,11 @@ class Problem(abc.ABC):
     @classmethod
     def shard_sizes(cls, settings: Any, nodes: int, seed: int) -> Sequence[int] | None:
         """Samples of each node where the weights do not say, for weights=data_size; None: not known."""
+        return None
+
+    @classmethod
+    def steps_per_epoch(cls, settings: Any, nodes: int) -> float | None:
+        """Iterations in which so many nodes see as many samples as there are in all, for epochs=; None: not known."""
         return None
 
     @classmethod

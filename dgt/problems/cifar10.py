@@ -32,6 +32,7 @@ class ImageClassification(SupervisedProblem):
 
     measures_start = False  # an untrained classifier guesses; a test set of ten thousand images is not free
     local_settings = ("root",)
+    usual_lr = 0.1
 
     @dataclass(slots=True, kw_only=True)
     class Settings:
@@ -72,6 +73,10 @@ class ImageClassification(SupervisedProblem):
         return partition.shard_sizes(cifar10.TRAIN_SAMPLES, shares, settings.sizes).tolist()
 
     @classmethod
+    def steps_per_epoch(cls, settings: Settings, nodes: int) -> float:
+        return cifar10.TRAIN_SAMPLES / (nodes * settings.batch)
+
+    @classmethod
     def parameter_count(cls, settings: Settings) -> int:
         model = image_model(settings.model, cifar10.CLASSES, settings.norm, 0)
         return sum(parameter.numel() for parameter in model.parameters())
@@ -95,7 +100,7 @@ class ImageClassification(SupervisedProblem):
         model = image_model(config.model, cifar10.CLASSES, config.norm, context.seed)
         self.model = model.to(context.device, context.dtype)
         self.mixes_buffers = config.buffers == "mixed"
-        self._context, self._iteration = context, 0
+        self._context, self._iteration = context, RECALIBRATION_BATCHES - 1  # before the first step: any batches
         # the same images on every node and in every run; the whole set in its own order
         picked = np.sort(np.random.default_rng(0).permutation(len(data.test_y))[: config.test_samples])
         self._test_x, self._test_y = data.test_x, data.test_y.astype(np.int64)

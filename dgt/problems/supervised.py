@@ -39,7 +39,8 @@ class SupervisedProblem(Problem):
         self.model.train()
         inputs, targets = self.batch(iteration)
         loss = cross_entropy(self.model(inputs), targets)
-        loss.backward()
+        with torch.autocast(inputs.device.type, enabled=False):  # precision=bf16 is for what comes before
+            loss.backward()
         return loss.item()
 
     def measure(self) -> dict[str, float]:

@@ -32,6 +32,8 @@ TEST_BATCH = 64
 class CharacterModel(SupervisedProblem):
     """Predict the next character from the ones before it."""
 
+    usual_lr = 0.3
+
     @dataclass(slots=True, kw_only=True)
     class Settings:
         path: str | None = setting(None, "a text file (UTF-8); null: the one that comes with dgt")
@@ -63,6 +65,12 @@ class CharacterModel(SupervisedProblem):
         """Characters: `problem.sizes`, or the same for all."""
         train, _, _ = read(settings.path)
         return shard_sizes(len(train), np.ones(nodes), settings.sizes).tolist()
+
+    @classmethod
+    def steps_per_epoch(cls, settings: Settings, nodes: int) -> float:
+        """A sample is a piece of `context` characters."""
+        train, _, _ = read(settings.path)
+        return len(train) / (nodes * settings.batch * settings.context)
 
     def __init__(self, context: ProblemContext, /, **settings: Any) -> None:
         config = self.Settings(**settings)

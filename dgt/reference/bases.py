@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from dgt.reference.stacked import Array
 
-Step = Callable[[Array, Array, float | Array], Array]  # theta, direction, alpha -> the next theta
+
+class Step(Protocol):
+    """(theta, direction, alpha) -> the next theta; `second` is what second moments are taken of, if not the direction.
+
+    has_first_moment  whether there is a first moment apart
+    """
+
+    has_first_moment: bool
+
+    def __call__(self, theta: Array, g: Array, lr: float | Array, second: Array | None = None) -> Array: ...
 
 
 def base(kind: str, options: Mapping[str, Any] | None = None) -> Step:
@@ -17,6 +26,14 @@ def base(kind: str, options: Mapping[str, Any] | None = None) -> Step:
     if kind not in KINDS:
         raise ValueError(f"base={kind}: the twin knows {', '.join(KINDS)}")
     return KINDS[kind](**(options or {}))
+
+
+class _Kind:
+    def __init__(self, step: Callable[..., Array], has_first_moment: bool = False) -> None:
+        self._step, self.has_first_moment = step, has_first_moment
+
+    def __call__(self, theta: Array, g: Array, lr: float | Array, second: Array | None = None) -> Array:
+        return self._step(theta, g, lr, second)
 
 
 def _adam(
@@ -32,21 +49,24 @@ def _adam(
     """
     state: dict[str, Any] = {"m": 0.0, "v": 0.0, "largest": 0.0, "t": 0}
 
-    def step(theta: Array, g: Array, lr: float | Array) -> Array:
+    def step(theta: Array, g: Array, lr: float | Array, second: Array | None = None) -> Array:
+        second = g if second is None else second
         if decoupled:
             theta = theta * (1 - lr * weight_decay)
         else:
-            g = g + weight_decay * theta
+            g, second = g + weight_decay * theta, second + weight_decay * theta
         b1, b2 = betas
         state["t"] += 1
-        state["m"] = b1 * state["m"] + (1 - b1) * g
-        state["v"] = b2 * state["v"] + (1 - b2) * g**2
+        first = state["m"] = b1 * state["m"] + (1 - b1) * g
+        if state["t"] == 1:
+            first = (1 - b1) * second  # nothing is known yet: a step by the sign
+        state["v"] = b2 * state["v"] + (1 - b2) * second**2
         state["largest"] = np.maximum(state["largest"], state["v"])
-        second = state["largest"] if amsgrad else state["v"]
-        m, v = state["m"] / (1 - b1 ** state["t"]), second / (1 - b2 ** state["t"])
+        divisor = state["largest"] if amsgrad else state["v"]
+        m, v = first / (1 - b1 ** state["t"]), divisor / (1 - b2 ** state["t"])
         return theta - lr * m / (np.sqrt(v) + eps)
 
-    return step
+    return _Kind(step, has_first_moment=True)
 
 
 def _adamw(weight_decay: float = 0.01, **options: Any) -> Step:
@@ -57,25 +77,25 @@ def _sgd(momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.
     """u' = b u + g,  theta' = theta - a u'  (nesterov: - a (g + b u'))."""
     state: dict[str, Any] = {"u": 0.0}
 
-    def step(theta: Array, g: Array, lr: float | Array) -> Array:
+    def step(theta: Array, g: Array, lr: float | Array, second: Array | None = None) -> Array:
         g = g + weight_decay * theta
         state["u"] = momentum * state["u"] + g
         direction: Array = g + momentum * state["u"] if nesterov else state["u"]
         return theta - lr * direction
 
-    return step
+    return _Kind(step)
 
 
 def _rmsprop(alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0) -> Step:
     """v' = c v + (1 - c) g^2,  theta' = theta - a g / (sqrt(v') + eps)."""
     state: dict[str, Any] = {"v": 0.0}
 
-    def step(theta: Array, g: Array, lr: float | Array) -> Array:
+    def step(theta: Array, g: Array, lr: float | Array, second: Array | None = None) -> Array:
         g = g + weight_decay * theta
         state["v"] = alpha * state["v"] + (1 - alpha) * g**2
         return theta - lr * g / (np.sqrt(state["v"]) + eps)
 
-    return step
+    return _Kind(step)
 
 
 KINDS: dict[str, Callable[..., Step]] = {"adam": _adam, "adamw": _adamw, "sgd": _sgd, "rmsprop": _rmsprop}

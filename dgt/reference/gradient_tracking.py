@@ -29,31 +29,40 @@ def gradient_tracking(
     nesterov: bool = False,
     base: str | None = None,
     base_options: Mapping[str, Any] | None = None,
-    base_form: str = "mixed",
+    base_form: str = "auto",
     overflows: Callable[[int], npt.NDArray[np.bool_]] | None = None,
 ) -> Iterator[State]:
     """Theta' = W (Theta - alpha_t Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0; W = I on local steps.
 
-    With momentum g is u' = b u + g. With a base P: Theta' = W (Theta - alpha_t P(W Y)); base_form="own": P(Y);
-    "together": Theta' = W Theta - alpha_t P(W Y).
+    With momentum g is u' = b u + g. With a base P, by base_form: mixed Theta' = W (Theta - alpha_t P(W Y)),
+    together Theta' = W Theta - alpha_t P(W Y), own W (Theta - alpha_t P(Y)), predicted W (Theta - alpha_t P(Y; S)) with
+    second moments of S = W Y_before + W_ii G (g' - g).
 
     Nodes whose gradient overflows at step t stay out of it: g' is what makes Y' = 0 there.
     """
     theta, G = problem.start, column(strategy.gradient_scale, problem.start)
     mix_theta, mix_tracker = mixing(W, wire), mixing(W, wire)
     with_momentum, descend = Momentum(momentum, nesterov), bases.base(base or "sgd", base_options)
+    form = ("predicted" if descend.has_first_moment else "mixed") if base_form == "auto" else base_form
+    form = form if base is not None else ""
+    own = column(W.diagonal(), problem.start)
     yield State(0, theta)
     gradient = with_momentum(problem.gradient(theta, 0))
     if overflows is not None:
         gradient = np.where(column(overflows(0), gradient), 0.0, gradient)
     tracker = G * gradient
+    before = 0 * tracker
     for t in range(iterations):
         mixed = mix_tracker(tracker) if exchanges(t, local_steps) else tracker
         mix = mix_theta if exchanges(t, local_steps) else unmixed
-        if base is not None and base_form == "together":
+        second = None
+        if form == "predicted" and exchanges(t, local_steps):
+            second = before + own * (tracker - before)
+        if form == "together":
             theta = descend(mix(theta), mixed, at(lr, t))
         else:
-            theta = mix(descend(theta, mixed if base is not None and base_form == "mixed" else tracker, at(lr, t)))
+            theta = mix(descend(theta, mixed if form == "mixed" else tracker, at(lr, t), second))
+        before = mixed
         yield State(t + 1, theta, tracker, gradient)
         if t + 1 < iterations:
             following = with_momentum(problem.gradient(theta, t + 1))

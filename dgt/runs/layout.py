@@ -20,10 +20,13 @@ EVENTS = "events.jsonl"  # nodes that were lost, returns, a stop that was asked 
 SUMMARY = "summary.json"  # at the end
 COMPARISON = "compare.csv"  # dgt compare
 BENCH = "bench.json"  # dgt bench
+MODEL = "model.pt"  # the network average at the end; in every checkpoint that of its iteration
+BEST = "best.pt"  # the network average at the best evaluation so far, with checkpoint.best
 FAILED = "failed.txt"  # why a run of a Slurm sweep failed
 
 CHECKPOINTS = "checkpoints"
 FIGURES = "figures"
+EXPORTS = "exports"  # dgt export, if no other place is named
 FAILURES = FOLDER  # what ranks that failed have noted; `processes/failures.py` writes it
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"  # what these sinks write
 
@@ -36,5 +39,5 @@ PAGE, TABLE_CSV, TABLE_TEXT = "report.html", "table.csv", "table.md"  # dgt repo
 
 RESULTS = (METRICS, COMPARISON, BENCH)  # one of these makes a directory a finished run
 OF_A_RUN = (METRICS, SUMMARY, NODES, NETWORK, FAILURES)  # any of these, and `dgt report` takes it for one
-NOT_RUNS = (CHECKPOINTS, FIGURES, TENSORBOARD, WANDB, MLFLOW, FAILURES)  # folders of a run that hold no further runs
+NOT_RUNS = (CHECKPOINTS, FIGURES, EXPORTS, TENSORBOARD, WANDB, MLFLOW, FAILURES)  # folders without further runs
 WRITTEN = (METRICS, NODES, NETWORK, ENVIRONMENT, CONFIG)  # the last change of these tells whether a run goes on

@@ -180,14 +180,22 @@ class RunLogger:
             self._jsonl.close()
             self._mirrors.close(min(LONGEST_WAIT, self._config.timeout / 2))
 
-    def finish(self, show: str = "text") -> dict[str, Any]:
-        """Close the files, write summary.json, show it as text, json or nothing, and return it."""
+    def finish(self, show: str = "text", early: str = "", more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Close the files, write summary.json with `more` in it, show it as text, json or nothing, and return it.
+
+        early  why the run has finished before its last iteration, if it has
+        """
         if not self._speaks:
             return {}
+        if early:
+            say(early)
+            self._event({"iteration": self._tail.last["iteration"], "event": "stopped_early", "words": early})
+            self._jsonl.flush()
+            self._tail = self._tail.ended(self.path / METRICS)
         seconds = time.time() - self._started
         summary = summaries.summary_of(
-            self._config, self.path, self._nodes, self._tail, seconds, simulated=self._simulated
-        )
+            self._config, self.path, self._nodes, self._tail, seconds, simulated=self._simulated, early=early
+        ) | dict(more or {})
         self._progress.close()
         self._jsonl.finish(summary)
         self._mirrors.finish(summary)

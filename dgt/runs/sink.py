@@ -90,7 +90,7 @@ class Sink:
         """One evaluation: metrics of the network by name, and where they are known of every node."""
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Something happened: `iteration`, `event` (membership, stopped, resumed), `words`."""
+        """Something happened: `iteration`, `event` (membership, stopped, stopped_early, resumed), `words`."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The run came to its end: what summary.json holds."""

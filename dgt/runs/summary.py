@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ EVALUATION_LIMIT = 0.5  # above this share of the time, say how to spend less
 
 
 def summary_of(
-    config: Config, path: Path, nodes: int, tail: Tail, seconds: float, simulated: bool = False
+    config: Config, path: Path, nodes: int, tail: Tail, seconds: float, simulated: bool = False, early: str = ""
 ) -> dict[str, Any]:
     """What was chosen, the last record, and means over the last fifth of the iterations."""
     return {
@@ -36,6 +37,7 @@ def summary_of(
         "last_fifth": tail.means(),
         "wall_seconds": round(seconds, 3),
         "torch": torch.__version__,
+        **({"stopped_early": early, "stop": dataclasses.asdict(config.stop)} if early else {}),
         **({"simulated": True} if simulated else {}),
     }
 

@@ -1,4 +1,4 @@
-"""The end of a run, the same on all ranks: finished or stopped, saved or not, whoever is lost meanwhile.
+"""The end of a run, the same on all ranks: finished, early or not, or stopped, saved or not, whoever is lost meanwhile.
 
 All ranks have made their last step. They save, and wait for one answer: it is given once the checkpoint is committed
 (or could not be written) and the summary is on the disk, by the lowest rank that is still there. From then on nobody is
@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dgt.errors import EXIT_STOPPED, PeerError, StoreError
-from dgt.processes.regroup import BROKEN
+from dgt.processes.regroup import BROKEN, Question
+from dgt.runs.layout import MODEL
 from dgt.runs.logger import RunLogger
+from dgt.training.checkpoints.models import ModelState
 from dgt.training.checkpoints.saving import SAVED, UNSAVED, Saver
+from dgt.training.keeping import Models, average_of
 from dgt.training.session import Session
 
 HEARD = "as another rank was asked to"
@@ -58,10 +61,20 @@ class Ending:
     """The end of a run as one rank sees it; `stopped_at` is where it was asked to stop, if it was."""
 
     def __init__(
-        self, session: Session, logger: RunLogger, show: str, phase: Callable[[str], None], again: str = ""
+        self,
+        session: Session,
+        logger: RunLogger,
+        models: Models,
+        show: str,
+        phase: Callable[[str], None],
+        again: str = "",
     ) -> None:
-        self._session, self._logger, self._show, self._phase, self._again = session, logger, show, phase, again
+        self._session, self._logger, self._models = session, logger, models
+        self._show, self._phase, self._again = show, phase, again
+        self._saver: Saver | None = None
+        self._model: ModelState | None = None
         self.stopped_at: int | None = None
+        self.early = ""  # why it has finished there, if nobody asked for it
         self.has_begun = False  # this rank has made its last step
         self._answer = ""
 
@@ -69,16 +82,20 @@ class Ending:
     def _iteration(self) -> int:
         return self._session.config.iterations if self.stopped_at is None else self.stopped_at
 
+    def average(self) -> None:
+        """Put the model together with which the run ends; all ranks call it, before `conclude`."""
+        self._model = average_of(self._session, self._iteration)
+
     def conclude(self, saver: Saver | None) -> Stopped | None:
-        """Save, write the summary, leave the store. All ranks have made their last step and call it together."""
-        question = self._session.node.ask("end")
+        """Save, write model and summary, leave the store. All ranks have made their last step and call it together."""
+        question, self._saver = self._session.node.ask("end"), saver
         if saver is None:
-            answer = question.answer_by_lowest(lambda: self._write_down(UNSAVED))
+            answer = self._write_model(question) or question.answer_by_lowest(lambda: self._write_down(UNSAVED))
             if answer.startswith(BROKEN):
                 raise PeerError(f"node {question.own}: {answer.removeprefix(BROKEN)}")
         else:
             try:
-                answer = saver.conclude(question, self._iteration, self._write_down)
+                answer = saver.conclude(question, self._iteration, self._write_down, self._model, self._write_model)
             except StoreError:
                 # rank 0 and its store are gone; it commits before it exits, so all ranks find COMMIT, or none does
                 if not saver.writer.outcome(self._iteration):
@@ -107,12 +124,21 @@ class Ending:
         """What the others decided."""
         return self._over(self._answer)
 
+    def _write_model(self, question: Question) -> str:
+        """Rank 0 writes it in the background, and shows meanwhile that it lives; returns the answer if there is one."""
+        if self._model is not None:
+            self._logger.check()
+            self._models.finish_with(self._model)
+        return question.wait(lambda: not self._models.busy, lambda member: False)
+
     def _write_down(self, answer: str) -> str:
         self._phase("summary")
         self._logger.take_over(self._iteration)
+        if self._model is None and self._saver is not None and answer == SAVED:  # rank 0 is lost
+            self._models.copy_last(self._saver.writer.path_of(self._iteration) / MODEL)
         stopped = self._stopped(answer)
         if stopped is None:
-            self._logger.finish(self._show)
+            self._logger.finish(self._show, self.early, self._models.summary())
         else:
             self._logger.stopped(stopped.iteration, str(stopped))
         return answer
@@ -122,7 +148,7 @@ class Ending:
         return self._stopped(answer)
 
     def _stopped(self, answer: str) -> Stopped | None:
-        if self.stopped_at is None:
+        if self.stopped_at is None or self.early:
             return None
         config, node = self._session.config, self._session.node
         nodes = int(self._session.whole[1].size)

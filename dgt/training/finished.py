@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from dgt.processes.node import Node
 from dgt.runs.layout import SUMMARY
 from dgt.runs.lines import records_in
 from dgt.runs.measures import in_words
+from dgt.training import schedules
 
 MOST_SUMMARY = 2**20
 log = logging.getLogger(__name__)
@@ -28,9 +30,10 @@ class Finished:
     iteration: int
     run_dir: str
     summary: dict[str, Any]
+    more: str = "a larger iterations=N continues it"
 
     def __str__(self) -> str:
-        more = "a larger iterations=N continues it"
+        more = self.more
         return f"run_dir={self.run_dir}: already finished at iteration {self.iteration}, nothing to do; {more}"
 
     def show(self, how: str) -> None:
@@ -54,9 +57,15 @@ def finished_before(config: Config, node: Node, first: int) -> Finished | None:
             f"iterations={config.iterations}: resume={config.resume} is at iteration {first} already, nothing was "
             f"changed; iterations=N with N above {first} continues it"
         )
-    summary = _summary(config) if node.is_main and first and first == config.iterations else {}
+    may_have_ended = first and (first == config.iterations or config.stop.when is not None)
+    summary = _summary(config, first) if node.is_main and may_have_ended else {}
     if not broadcast_text(node, "ended" if summary else "", 8):
         return None
+    if first < config.iterations:
+        return Finished(first, str(config.run_dir), summary, "without stop.when, or with another, it goes on")
+    schedule = schedules.of(config)
+    if schedule.depends_on_length:
+        return Finished(first, str(config.run_dir), summary, f"its schedule={config.schedule.name} ends there, too")
     return Finished(first, str(config.run_dir), summary)
 
 
@@ -78,12 +87,16 @@ def _has_line_of(iteration: int, metrics: Path) -> bool:
         return False
 
 
-def _summary(config: Config) -> dict[str, Any]:
-    """What the run in its own directory said at its end; nothing if it did not come to it."""
+def _summary(config: Config, first: int) -> dict[str, Any]:
+    """What the run in its own directory said at its end, at iteration `first`; nothing if it did not come to it.
+
+    A run that stopped early by another rule than that of the config has not come to its end.
+    """
     try:
         found: dict[str, Any] = parsed_json(read_text(Path(str(config.run_dir)) / SUMMARY, MOST_SUMMARY))
         final = found["final"]
         numbers = all(isinstance(value, int | float) for value in final.values())
-        return found if numbers and final["iteration"] == config.iterations else {}
+        ended = first == config.iterations or found.get("stop") == dataclasses.asdict(config.stop)
+        return found if numbers and ended and final["iteration"] == first else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -32,8 +32,10 @@ from dgt.training.ending import Ending, Stopped
 from dgt.training.evaluation import Evaluation
 from dgt.training.finished import evaluated_before, finished_before
 from dgt.training.health import Health
+from dgt.training.keeping import Models, average_of
 from dgt.training.recording import environment, mixing_matrix_of
 from dgt.training.session import Session
+from dgt.training.stopping import EarlyStop
 
 Record = Callable[[int, Metrics, NodeMetrics], None]
 log = logging.getLogger(__name__)
@@ -120,6 +122,8 @@ class RunGuard(Guard):
                 finished.show(self._show)
             return None
         self._first, self._evaluated = first, evaluated_before(config, node, first, history)
+        self._early = EarlyStop(config)
+        self._early.go_on(node, first, self._evaluated, history)
         self._logger = RunLogger(config, node.size, node.is_main, self._start, self._command, lock=self._lock)
         self._record = self._logger.record
         self._logger.start(first, history)
@@ -127,7 +131,11 @@ class RunGuard(Guard):
         if session.returned:
             self._logger.membership(first, session.returned, node.members)
         self._chaos = Chaos(config, node)
-        self._ending = Ending(session, self._logger, self._show, self._chaos.phase, self._command_to_go_on(node))
+        self._models = Models(config, log.info)
+        if node.is_main:
+            self._models.start(first, history)
+        again = self._command_to_go_on(node)
+        self._ending = Ending(session, self._logger, self._models, self._show, self._chaos.phase, again)
         self._listen(session)
         return self._run_until_the_end(session, loop)
 
@@ -174,9 +182,11 @@ class RunGuard(Guard):
             self._saver = Saver.of_session(session, log.info, self._chaos.phase, self._logger.check, self._saver)
         self._logger.network(self._first, session.weights, mixing_matrix_of(session.network), node.members)
         ending.stopped_at = loop(session, self, self._first)
+        ending.early = self._early.reason
         ending.has_begun = True
         self._chaos.phase("drain")
         session.optimizer.drain()
+        ending.average()
         self._chaos.phase("barrier")
         node.barrier()  # a rank that is lost before it is lost for all others too; after it none of them trains on
         return ending.conclude(self._saver)
@@ -186,6 +196,8 @@ class RunGuard(Guard):
         words = session.regroup()
         self._first, self._evaluated, self._ending.has_begun = session.optimizer.iteration, False, False
         self._logger.go_on(self._first, words, session.node.members, speaks=session.node.is_main)
+        if session.node.is_main:  # a new one takes over
+            self._models.start(self._first)
 
     def evaluates(self, iteration: int) -> bool:
         """Not again where the run was saved after that evaluation."""
@@ -199,15 +211,19 @@ class RunGuard(Guard):
             if self._saver is not None:
                 self._saver.disown(after=self._health.sound_until)
             raise
+        self._models.consider(iteration, evaluation, self._session)
+        self._early.look(self._session.node, iteration, None if evaluation is None else evaluation.metrics)
 
     def before_step(self, iteration: int) -> bool:
         """Save if it is time to, and rehearse a fault if one is asked for."""
         session, saver, last = self._session, self._saver, self._config.iterations
+        if self._early.reason:
+            return True
         if saver is not None:
             if session.optimizer.stop_now:
                 return True
             if saver.is_due(iteration) and self._first < iteration < last:  # the last one is written at the end
-                saver.save(iteration)
+                saver.save(iteration, average_of(session, iteration))
             saver.ask_if_late()
         if iteration < last:
             self._chaos.strike(iteration, session)

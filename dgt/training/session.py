@@ -20,12 +20,14 @@ from dgt.network.members import among
 from dgt.network.weights import Weights
 from dgt.problems import Problem
 from dgt.processes.node import Node
+from dgt.training import schedules
 from dgt.training.checkpoints.state import Tree, random_state, restore_random_state
 from dgt.training.evaluation import Evaluation, evaluate
 from dgt.training.setup import row_of_members
+from dgt.training.stepping import Stepping
 
 MEMBERS = "members"  # the fact that names the nodes of a checkpoint, where some are lost
-MAY_DIFFER = ("iterations", "transport", "overlap", "placement")  # on resume: the numbers do not depend on them
+MAY_DIFFER = ("iterations", "transport", "overlap", "placement", "stop")  # on resume: the numbers do not depend on them
 
 
 class Session:
@@ -60,6 +62,7 @@ class Session:
 
     def _use(self, optimizer: DecentralizedOptimizer) -> None:
         self.optimizer = optimizer
+        self.stepping = Stepping(self.config, self.problem, optimizer, self.node.device)
         self.buffers = MixedBuffers(self.problem.model, self.network) if self.problem.mixes_buffers else None
 
     def restart_optimizer(self, iteration: int) -> None:
@@ -112,7 +115,11 @@ class Session:
     def step(self, iteration: int) -> None:
         """One gradient, one exchange."""
         self.optimizer.zero_grad()
-        self.losses.add(self.problem.backward(iteration), iteration)
+        self.stepping.set_lr(iteration)
+        with self.stepping.autocast():
+            loss = self.problem.backward(iteration)
+        self.losses.add(loss, iteration)
+        self.stepping.clip()
         self.optimizer.step()
         if self.buffers is not None:
             self.buffers.mix()
@@ -229,6 +236,10 @@ def run_facts(config: Config, seeds: Sequence[int]) -> dict[str, str]:
         **config.algorithm.facts(),
         "lr": repr(config.lr),
         "iterations": f"{config.iterations}, evaluated every {config.eval_every}",
+        "schedule": str(schedules.of(config)),
+        "clip": f"{config.clip}",
+        "precision": config.precision,
+        "stop": f"{config.stop.when}, patience {config.stop.patience}",
         "dtype": config.dtype,
         "transport": config.transport,
         "overlap": f"{config.overlap}",

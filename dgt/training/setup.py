@@ -110,6 +110,8 @@ def make_problem(config: Config, node: Node, weights: Weights, seeds: Sequence[i
 
     def make() -> Problem:
         problem = problems.from_config(config, weights, node.name, seeds, node.device, cache_dir())
+        if config.precision == "bf16" and node.device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise ConfigError("precision=bf16: this GPU does not compute in bfloat16; leave it out")
         if config.bucket_mb and not problem.uses_autograd:
             raise ConfigError(
                 f"bucket_mb={config.bucket_mb:g}: problem={config.problem.name} has no backward to start it in"

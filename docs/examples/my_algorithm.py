@@ -6,11 +6,11 @@ import torch
 
 from dgt.algorithms import Message, NeighbourOptimizer, Views
 from dgt.config.settings import setting
-from dgt.reference.stacked import State, column
+from dgt.reference.stacked import State, StepSize, at, column
 
 
 def heavy_ball(
-    problem: Any, W: Any, strategy: Any, lr: float, iterations: int, *, beta: float, **machinery: Any
+    problem: Any, W: Any, strategy: Any, lr: StepSize, iterations: int, *, beta: float, **machinery: Any
 ) -> Iterator[State]:
     """The same in one process: theta is [nodes, seeds, dimension], W the whole mixing matrix."""
     theta, G = problem.start, column(strategy.gradient_scale, problem.start)
@@ -18,7 +18,7 @@ def heavy_ball(
     yield State(0, theta)
     for t in range(iterations):
         m = beta * m + G * problem.gradient(theta, t)
-        z = theta - lr * m
+        z = theta - at(lr, t) * m
         theta = (W @ z.reshape(len(z), -1)).reshape(z.shape)
         yield State(t + 1, theta)
 

@@ -100,11 +100,20 @@ def test_traffic_is_that_of_the_messages() -> None:
         ("checkpoint.every=5", "checkpoint: dgt simulate writes none"),
         ("dtype=float32", "dtype=float32: dgt simulate computes in float64"),
         ("device=cuda", "device=cuda: dgt simulate computes on the CPU"),
+        ("precision=bf16", "precision=bf16: for the ranks of dgt train"),
+        ("epochs=3", "epochs=3: problem=least_squares does not say how long an epoch is"),
     ],
 )
 def test_what_only_ranks_can_do_is_refused(override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check(compose([override]))
+
+
+def test_a_schedule_that_moves_momentum_is_for_ranks() -> None:
+    check(compose(["schedule=onecycle"]))
+    for algorithm in ("algorithm.momentum=0.9", "algorithm.base=adam"):
+        with pytest.raises(ConfigError, match="schedule=onecycle: it moves momentum too"):
+            check(compose(["schedule=onecycle", algorithm]))
 
 
 @pytest.mark.parametrize("topology", ["complete", "geometric", "erdos_renyi"])

@@ -134,7 +134,7 @@ def test_an_algorithm_from_outside_has_settings_too(toys: None) -> None:
         (["Damped", "damping=much"], "algorithm.damping=much: must be a number"),
         (["Damped", "kind=warm"], "algorithm.kind=warm: allowed: soft, hard"),
         (["Damped", "dampign=1"], "algorithm.dampign: no such key; did you mean damping"),
-        (["Plain", "beta=1"], "algorithm.beta: no such key; it has no settings"),
+        (["Plain", "beta=1"], "algorithm.beta: no such key; allowed: momentum, nesterov, base, base_options"),
         (["wheel"], "algorithm._target_=choice_toys.wheel: must be a class derived from dgt.algorithms.Decentralized"),
         (["Nowhere"], r"algorithm._target_=choice_toys.Nowhere: cannot import it \(module 'choice_toys' has no"),
     ],

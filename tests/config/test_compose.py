@@ -53,7 +53,9 @@ def test_a_folder_of_ones_own_adds_choices(tmp_path: Path) -> None:
 
 
 def test_conf_has_all_groups() -> None:
-    assert set(groups()) == {"strategy", "topology", "weights", "problem", "algorithm", "logger", "chaos", "experiment"}
+    assert set(groups()) == {
+        "strategy", "topology", "weights", "problem", "algorithm", "schedule", "logger", "chaos", "experiment",
+    }  # fmt: skip
     assert (conf_dir() / "config.yaml").is_file()
 
 
@@ -77,6 +79,27 @@ def test_what_is_swept_is_known_run_by_run() -> None:
     assert [f"lr={named['lr']}" in run for run, named in zip(runs, swept, strict=True)] == [True] * 8
     assert swept[0] == {"strategy": "I", "lr": "0.1", "weights.values": "[1,2]"}
     assert swept_in(["lr=0.1"]) == [{}]
+
+
+def test_lr_is_the_problems_own_unless_it_is_given() -> None:
+    assert [compose([f"problem={name}"]).lr for name in ("least_squares", "text", "cifar10")] == [0.02, 0.3, 0.1]
+    assert compose(["problem=text", "lr=0.5"]).lr == compose(["experiment=text", "lr=0.5"]).lr == 0.5
+    assert compose(["experiment=text", "lr=null"]).to_dict()["lr"] == 0.3
+    config = compose(["problem._target_=tests.distributed.problems.Noisy"])
+    assert Config.from_dict(config.to_dict()) == config
+    config.check_targets()
+    assert config.lr == 0.02
+
+
+def test_epochs_are_in_place_of_iterations(tmp_path: Path) -> None:
+    assert compose(["problem=text", "epochs=3"]).epochs == 3
+    with pytest.raises(ConfigError, match="iterations=9: epochs=3 says how many; give one of them"):
+        compose(["problem=text", "epochs=3", "iterations=9"])
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\n# mine\nepochs: 4\n")
+    mine = [search_override(tmp_path), "experiment=mine"]
+    assert compose(mine).epochs == 4
+    assert (compose([*mine, "iterations=9"]).epochs, compose([*mine, "iterations=9"]).iterations) == (None, 9)
 
 
 def test_settings_of_a_group_reach_the_config() -> None:

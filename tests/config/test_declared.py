@@ -12,7 +12,7 @@ import yaml
 
 from dgt.commands.bench.job import BenchConfig
 from dgt.commands.plan.candidates import BudgetConfig, PlanConfig
-from dgt.config import CheckpointConfig, Config, WeightsConfig, registry
+from dgt.config import CheckpointConfig, Config, StopConfig, WeightsConfig, registry
 from dgt.config.compose import conf_dir, groups, settings
 from dgt.config.sections import ChaosConfig
 from dgt.config.settings import defaults, documented, meanings
@@ -42,7 +42,12 @@ def test_config_yaml_is_as_declared() -> None:
     top = list(written(text))
     lines = [(key, list(range(value)) if key == "seeds" else value, comment) for key, value, comment in top]
     assert_as_declared(Config, lines, "config.yaml")
-    assert_as_declared(CheckpointConfig, list(written(text, indented=True)), "checkpoint")
+    for name, declared in (("checkpoint", CheckpointConfig), ("stop", StopConfig)):
+        section = re.search(rf"^{name}:\n((?:  .*\n)+)", text, re.MULTILINE)
+        assert section is not None
+        lines_of_section = list(written(section[1], indented=True))
+        assert_as_declared(declared, lines_of_section, name)
+        assert {key for key, _, _ in lines_of_section} == defaults(declared).keys(), "every setting is listed"
     assert {key for key, _, _ in lines} == dict(meanings(Config)).keys(), "every setting is listed"
 
 
@@ -69,7 +74,7 @@ def test_help_lists_every_setting_with_its_meaning() -> None:
                 assert re.search(rf"{group}\.{key}: .*# {re.escape(meaning.help)}   \[.*{name}", lines), (group, key)
 
 
-@pytest.mark.parametrize("options", [Config, BenchConfig, PlanConfig, BudgetConfig, CheckpointConfig])
+@pytest.mark.parametrize("options", [Config, BenchConfig, PlanConfig, BudgetConfig, CheckpointConfig, StopConfig])
 def test_every_option_says_what_it_means(options: type) -> None:
     plain = [field for field in dataclasses.fields(options) if "Config" not in str(field.type)]
     assert [name for name, meaning in meanings(options) if meaning.help] == [field.name for field in plain]

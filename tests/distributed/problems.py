@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,13 @@ class Noisy(dgt.Problem):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.seen.copy_(state["seen"])
+
+
+class Recalibrated(Noisy):
+    """BatchNorm statistics of the average model are measured anew on all of a node's data, with dropout on the way."""
+
+    def recalibration(self) -> Callable[[], None]:
+        return lambda: torch.optim.swa_utils.update_bn([self.x], self.model)
 
 
 class Weighed(dgt.Problem):

@@ -1,4 +1,4 @@
-"""What docs/extending.md shows, on real ranks: algorithm, graph, problem and logger from outside by `_target_`."""
+"""What docs/extending.md shows, on real ranks: algorithm, graph, problem, schedule and logger by `_target_`."""
 
 from __future__ import annotations
 
@@ -39,10 +39,13 @@ def lines_of(file: Path) -> list[dict[str, float]]:
 
 @needs_machinery
 @pytest.mark.timeout(120)
-def test_an_algorithm_from_outside_equals_its_twin(examples: Path, dgt_here: Callable[..., Said]) -> None:
+@pytest.mark.parametrize("schedule", [[], ["schedule._target_=my_schedule.Root", "schedule.scale=2"]])
+def test_an_algorithm_from_outside_equals_its_twin(
+    schedule: list[str], examples: Path, dgt_here: Callable[..., Said]
+) -> None:
     words = [
         "nodes=3", "weights=[1,2,3]", "iterations=6", "eval_every=1", "lr=0.01",
-        "algorithm._target_=my_algorithm.HeavyBall", "algorithm.beta=0.5",
+        "algorithm._target_=my_algorithm.HeavyBall", "algorithm.beta=0.5", *schedule,
     ]  # fmt: skip
     for name, run in (("train", "ranks"), ("simulate", "twin")):
         said = dgt_here(name, *words, f"run_dir={run}")
@@ -116,5 +119,5 @@ def test_a_command_is_one_file(examples: Path, dgt_here: Callable[..., Said], mo
 def test_the_page_shows_the_examples() -> None:
     shown = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     files = [file.read_text() for file in (DOCS / "examples").glob("my_*.py")]
-    assert len(shown) == 5
+    assert len(shown) == 6
     assert all(block in files for block in shown)

@@ -31,8 +31,10 @@ from dgt.network.weights import normalise
 from dgt.problems.least_squares import LeastSquares
 from dgt.processes import regroup, rendezvous
 from dgt.processes.node import Node
+from dgt.runs.layout import MODEL
 from dgt.training.chaos import MARKER
 from dgt.training.checkpoints import saving
+from dgt.training.checkpoints.models import about_of
 from dgt.training.jobs import TrainJob
 from tests.distributed.ranks import DGT, TORCHRUN, command, run_ranks
 from tests.distributed.runs import commits, configured, job_of, last_state, metrics, same, session_of, told, train
@@ -76,6 +78,8 @@ def seen_off(run: Path, stops: bool) -> list[int]:
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     members = ([[0, 1, 2, 3]] + [event["members"] for event in events if event["event"] == "membership"])[-1]
     assert last.world == len(members), (members, last)
+    model = about_of(torch.load(run / MODEL, weights_only=True))
+    assert (model["iteration"], model["nodes"]) == (last.step, last.world), "whoever was lost, and also rank 0"
     rows = [row["iteration"] for row in metrics(run)]
     assert rows == sorted(set(rows))
     if stops:
@@ -181,7 +185,7 @@ def test_random_losses_while_runs_end(tmp_path: Path) -> None:
         ]  # fmt: skip
         if draw.random() < 0.4:
             other = draw.choice([node for node in range(4) if node != rank])
-            overrides += [f"problem.dies={other}", f"problem.in_fsync={draw.randrange(1, 9)}"]
+            overrides += [f"problem.dies={other}", f"problem.in_fsync={draw.randrange(1, 14)}"]
         print(f"seed {seed}: {phase} of rank {rank}, stops {stops}, {' '.join(overrides)}", flush=True)
         killed_in(phase, rank, stops, run, *overrides)
         if stops:

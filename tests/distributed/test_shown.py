@@ -25,6 +25,7 @@ SMALL = {
     "plan": [],
     "gaps": [],
     "report": [],
+    "export": [],
     "data": [],
     "doctor": [],
     "bench": ["rounds=1", "steps=1"],
@@ -45,11 +46,15 @@ def examples(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_dgt_command_runs(line: str, examples: Path, dgt_here: Callable[..., Said]) -> None:
     words = shlex.split(line)[1:]
-    for run in re.findall(r"(?:resume=|dgt report (?:--follow )?|dgt doctor )([\w/-]+)", line):  # made by a line before
+    for run in re.findall(
+        r"(?:resume=|dgt report (?:--follow )?|dgt doctor |dgt export )([\w/-]+)", line
+    ):  # made by a line before
         train(examples / ("long" if run == "auto" else run), "weights=A", "nodes=16", "iterations=2")
     if words[0] == "bench":  # all ways, and large models, take minutes; they have tests of their own
         words += ["nodes=4", "variants=[compute,shared]"]
     extra = [] if "--help" in words else SMALL[words[0]] + (STAND_IN if "experiment=cifar10" in line else [])
+    extra = [] if "epochs=" in line else extra  # ten of the text are fifty iterations
+    extra = [*extra, "schedule.warmup=1"] if "schedule.warmup=" in line else extra
     done = dgt_here(*words, *extra)  # its ranks are real; the command itself starts quicker here
     assert done.code == 0, done.stderr
     assert done.stdout.strip() or list(examples.rglob("summary.json")), "what ranks print goes past pytest"

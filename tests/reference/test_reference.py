@@ -56,6 +56,7 @@ EXACT: dict[str, tuple[dict[str, Any], reference.StepSize]] = {
     "AMSGrad, own": (AMSGRAD | {"base_form": "own"}, falling(0.02, 1e-2, 6000)),
     "Adam": (ADAM, falling(0.03, 1e-10, 8000)),
     "Adam, own": (ADAM | {"base_form": "own"}, falling(0.03, 1e-10, 8000)),
+    "Adam, mixed": (ADAM | {"base_form": "mixed"}, falling(0.03, 1e-10, 8000)),
     "Adam, together": (ADAM | {"base_form": "together"}, falling(0.03, 1e-10, 8000)),
     "RMSprop": ({"base": "rmsprop"}, falling(0.01, 1e-10, 8000)),
     "momentum, local steps": ({"momentum": 0.9, "local_steps": 2}, 0.002),
@@ -79,7 +80,7 @@ def test_momentum_and_bases_on_the_tracker_reach_the_weighted_optimum(name: str,
         vector = weights.normalise(np.random.default_rng(n).lognormal(0, 0.7, n))
         problem = LeastSquares(ProblemConfig(noise=0.0), [0], range(n))
         states = reference.states(
-            "gradient_tracking", problem, connected(n), vector, name, laziness=0.3, lr=lr, iterations=8000, **settings
+            "gradient_tracking", problem, connected(n), vector, name, laziness=0.3, lr=lr, iterations=12_000, **settings
         )
         assert np.abs(last(states).theta - problem.optimum(vector)).max() < 1e-8, n
 

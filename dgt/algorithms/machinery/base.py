@@ -22,6 +22,7 @@ from dgt.errors import ConfigError
 
 PREFIX = "base_"  # of its state in checkpoints
 STEPS = f"{PREFIX}steps"
+FIRST = "exp_avg"  # torch's name of the first moment
 TRIAL_SIZE, TRIAL_STEPS, TRIAL_LR = 12, 3, 0.001
 Make = Callable[..., torch.optim.Optimizer]
 Groups = Sequence[Mapping[str, Any]]
@@ -61,13 +62,33 @@ class Base:
             optimizer = self._make(own, **{**self._options, **fused, "lr": float(groups[0]["lr"])})
             self._buckets[part.start] = _Bucket(optimizer, flat, inside)
 
-    def step(self, part: slice, values: torch.Tensor, direction: torch.Tensor, groups: Groups) -> None:
-        """values <- values after a step of the base with `direction` for its gradient; both [numbers of this part]."""
+    @property
+    def has_first_moment(self) -> bool:
+        """Whether it keeps m' = b1 m + (1 - b1) g apart from what it divides by, as Adam and its kin do."""
+        return FIRST in self._kinds and "betas" in self.defaults
+
+    def step(
+        self,
+        part: slice,
+        values: torch.Tensor,
+        direction: torch.Tensor,
+        groups: Groups,
+        missing: torch.Tensor | None = None,
+    ) -> None:
+        """values <- values after a step of the base with `direction` for its gradient; all [numbers of this part].
+
+        missing  what the first moment sees besides `direction`, and the second does not
+        """
         bucket = self._buckets[part.start]
+        is_first = missing is not None and not bucket.has_state
+        if missing is not None and not is_first:
+            bucket.add_to_first_moments(missing, groups, before=True)
         for flat, own, (number, where) in zip(bucket.flat, bucket.optimizer.param_groups, bucket.inside, strict=True):
             flat.data, flat.grad = values[where], direction[where]
             own.update(self._of_group(groups[number]))
         bucket.optimizer.step()
+        if missing is not None and is_first:  # the step has made the state
+            bucket.add_to_first_moments(missing, groups, before=False)
         self.steps += 1
         for flat in bucket.flat:
             flat.grad = None
@@ -162,6 +183,20 @@ class _Bucket:
         self, optimizer: torch.optim.Optimizer, flat: list[torch.nn.Parameter], inside: list[tuple[int, slice]]
     ) -> None:
         self.optimizer, self.flat, self.inside = optimizer, flat, inside
+
+    @property
+    def has_state(self) -> bool:
+        return all(FIRST in self.optimizer.state[flat] for flat in self.flat)
+
+    def add_to_first_moments(self, missing: torch.Tensor, groups: Groups, before: bool) -> None:
+        """Have m' = b1 m + (1 - b1) (g + missing): before the step m <- m + (1 - b1) / b1 missing."""
+        for flat, (number, where) in zip(self.flat, self.inside, strict=True):
+            state, b1 = self.optimizer.state[flat], float(groups[number]["betas"][0])
+            if not b1 > 0:
+                raise ConfigError(
+                    f"betas={groups[number]['betas']}: the first must be above 0 with base_form=predicted"
+                )
+            state[FIRST].add_(missing[where], alpha=(1 - b1) / (b1 if before else 1.0))
 
 
 def found(kind: Any) -> tuple[Make, str]:

@@ -116,10 +116,12 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     def complete_local_step(self, at: Views) -> None:
         """The same after `local_step` of all stretches."""
 
-    def base_step(self, at: Views, values: torch.Tensor, direction: torch.Tensor) -> None:
-        """values <- a step of the base from `values`; `at` is a bucket."""
+    def base_step(
+        self, at: Views, values: torch.Tensor, direction: torch.Tensor, missing: torch.Tensor | None = None
+    ) -> None:
+        """values <- a step of the base from `values`; `at` is a bucket, `missing` as of `Base.step`."""
         assert self.base is not None
-        self.base.step(at.part, values, direction, at.groups or self.param_groups)
+        self.base.step(at.part, values, direction, at.groups or self.param_groups, missing)
 
     def receive(self, message: str, stream: Stream, at: Views) -> None:
         """Use a message of all neighbours, by `stream.mix` or `stream.add_neighbours`: theta = W z, if nothing else.

@@ -31,6 +31,7 @@ from dgt.runs.measures import COLUMNS, Measure, Metrics, NodeMetrics, measure_of
 from dgt.runs.mirrors import Mirrors
 from dgt.runs.sink import RunInfo
 from dgt.runs.sinks.progress import Progress
+from dgt.training import schedules
 from dgt.training.guard import Guard
 from dgt.training.recording import versions
 from dgt.training.setup import network_of
@@ -160,6 +161,9 @@ def check(configs: Sequence[Config], seeds: Sequence[int], placement: Placement)
         for seed in seeds if not problems.stacks_seeds(config) else seeds[:1]:
             weights, _ = network_of(dataclasses.replace(config, seed=seed), placement, as_drawn=True)
             problems.check(config, weights)
+        config.iterations = problems.iterations_of(config, int(weights.size))
+        config.check_targets()
+        schedules.of(config)
 
 
 def start(directory: Path, cells: Sequence[Config], seeds: list[int]) -> None:

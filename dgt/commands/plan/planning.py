@@ -140,6 +140,13 @@ def check(config: Config) -> None:
         raise ConfigError(f"algorithm={config.algorithm.name}: dgt plan is about gradient_tracking; leave it out")
     if config.local_steps != 1:
         raise ConfigError(f"local_steps={config.local_steps}: dgt plan predicts one exchange per step; leave it out")
+    for key, value, usual in (
+        ("schedule", config.schedule.name, "constant"), ("clip", config.clip, None), ("epochs", config.epochs, None),
+        ("stop.when", config.stop.when, None),
+    ):  # fmt: skip
+        if value != usual:
+            words = "dgt plan predicts so many iterations of the same step, gradients as they are"
+            raise ConfigError(f"{key}={value}: {words}; leave it out")
     if config.iterations < 1:
         raise ConfigError(f"iterations={config.iterations}: dgt plan needs at least 1")
 

@@ -26,17 +26,20 @@ from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, smoothness, summarise
 from dgt.processes.placement import Placement
 from dgt.reference import bases
+from dgt.reference.clipped import Clipped
 from dgt.runs.claiming import claim_run_dir, refuse_results
 from dgt.runs.holding import held
 from dgt.runs.lock import RunLock
 from dgt.runs.logger import RunLogger
 from dgt.runs.measures import Metrics
 from dgt.runs.mirrors import check_logger
+from dgt.training import schedules, stopping
 from dgt.training.evaluation import Evaluation
 from dgt.training.health import Health
 from dgt.training.recording import versions
 from dgt.training.session import Clock
 from dgt.training.setup import DEFAULT_NODES, network_of
+from dgt.training.stopping import EarlyStop
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +56,22 @@ def check(config: Config) -> None:
         raise ConfigError(f"problem={config.problem.name}: dgt simulate knows least squares only; use dgt train")
     only_ranks = {
         "resume": "none", "warm_start": False, "placement": "none", "on_peer_loss": "stop", "bucket_mb": 0,
+        "precision": "full",
     }  # fmt: skip
     for key, value in only_ranks.items():
         if getattr(config, key) != value:
             raise ConfigError(f"{key}={getattr(config, key)}: for the ranks of dgt train; dgt simulate has none")
     twin_of(config)
     _check_base(config)
+    problems.iterations_of(config, nodes_of(config))
+    config.check_targets()
+    values = config.algorithm.values
+    has_momentum = values.get("momentum") or values.get("base") is not None
+    if has_momentum and schedules.of(config).momentum(0) is not None:
+        raise ConfigError(
+            f"schedule={config.schedule.name}: it moves momentum too, which dgt simulate leaves as it is; use dgt train"
+        )
+    stopping.check(config)
     if config.chaos.name != "none":
         raise ConfigError(f"chaos={config.chaos.name}: for the ranks of dgt train; dgt simulate has none")
     if config.checkpoint != CheckpointConfig():
@@ -115,8 +128,8 @@ def evaluations(
     optimum, plan = problem.optimum(weights), strategy(config.strategy.name, weights)
     sent = traffic(config, graph, copies=len(seeds))
     states = reference.states(
-        twin_of(config), problem, graph, weights, config.strategy.name,
-        laziness=config.laziness, lr=config.lr, iterations=config.iterations,
+        twin_of(config), Clipped(problem, config.clip), graph, weights, config.strategy.name,
+        laziness=config.laziness, lr=schedules.step_size(config), iterations=config.iterations,
         local_steps=config.local_steps, wire=config.wire, **dataclasses.asdict(config.algorithm.settings),
     )  # fmt: skip
     with np.errstate(all="ignore"):  # a diverging run is noticed at its next evaluation, and told once
@@ -189,13 +202,15 @@ def _written(
     logger.environment({**versions(), "ranks": "none: dgt simulate is one process"})
     mixing_weights = strategy(config.strategy.name, weights).mixing_weights
     logger.network(0, weights, mixing_matrix(graph, mixing_weights, config.laziness))
-    clock = Clock()
+    clock, early = Clock(), EarlyStop(config)
     try:
         for iteration, measured in evaluations(config, weights, graph, [config.seed], clock):
             health.check(iteration, measured)
             timed = measured.with_times(clock.training, clock.evaluation_share)
             logger.record(iteration, timed.metrics, timed.nodes)
+            if early.measured(iteration, measured.metrics):
+                break
     except BaseException:
         logger.close()
         raise
-    return logger.finish(show)
+    return logger.finish(show, early.reason)

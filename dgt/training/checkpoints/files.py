@@ -1,6 +1,6 @@
 """Checkpoints that are complete or not there: one directory per step, never written over, committed last.
 
-    checkpoints/000000000120-5f3a9c1e/rank-00000.pt, rank-00000.json, ..., COMMIT
+    checkpoints/000000000120-5f3a9c1e/rank-00000.pt, rank-00000.json, ..., model.pt, COMMIT
 
 Every rank copies its state, and a thread of its own writes it: into memory, to a new file, to the disk, and only then
 under its name, with a note of its checksum beside it. When rank 0 sees the notes of all ranks it writes COMMIT, which
@@ -35,6 +35,7 @@ from dgt.config.files import read as read_file
 from dgt.errors import ConfigError, DamagedError
 from dgt.runs import folders
 from dgt.runs.folders import COMMIT, Once, has, name_of, step_of, sync
+from dgt.runs.layout import MODEL
 from dgt.training.checkpoints import untrusted
 from dgt.training.checkpoints.state import Tree, copied, mismatch
 
@@ -55,6 +56,8 @@ class Commit:
     facts: dict[str, str]
     files: list[dict[str, Any]]
     time: float
+    model: dict[str, Any] | None = None
+    """Checksum and size of the average model; checkpoints of earlier versions have none."""
 
 
 class Writer:
@@ -80,7 +83,7 @@ class Writer:
         self._facts, self._keep_last, self._keep_every = dict(facts), keep_last, keep_every
         self._patience, self._say, self._phase = patience, say, phase
         self._marker = marker  # left beside the checkpoints at the first one that is committed
-        self._warn = Once(say)
+        self._warn, self._warn_model = Once(say), Once(say)
         self._last, self._again = Path(), 0
         self._thread: threading.Thread | None = None
         self._snapshot: Tree | None = None
@@ -101,13 +104,13 @@ class Writer:
 
     def has_part_of(self, rank: int, step: int) -> bool:
         """Whether that rank's part of this step's checkpoint is complete."""
-        return (self._path(step) / f"rank-{rank:05d}.json").exists()
+        return (self.path_of(step) / f"rank-{rank:05d}.json").exists()
 
     def outcome(self, step: int) -> bool | None:
         """Whether the checkpoint of this step is complete, on any rank; None while nobody can tell."""
         if self.busy:
             return None
-        path = self._path(step)
+        path = self.path_of(step)
         try:
             if has(path / COMMIT):
                 return True
@@ -115,12 +118,15 @@ class Writer:
         except OSError:  # a file system that fails now may answer later
             return None
 
-    def _path(self, step: int) -> Path:
+    def path_of(self, step: int) -> Path:
         """Where the last checkpoint of this step is, or would be."""
         return self._last if step_of(self._last.name) == step else self.directory / name_of(step, self.attempt)
 
-    def save(self, step: int, state: Tree) -> None:
-        """Copy the state and return; the rest happens in the background. Skipped where the last one is still at it."""
+    def save(self, step: int, state: Tree, model: Tree | None = None) -> None:
+        """Copy the state and return; the rest happens in the background. Skipped where the last one is still at it.
+
+        `model` is the network average, on rank 0, which writes it beside the ranks' files; nobody changes it any more.
+        """
         self._again = self._again + 1 if step_of(self._last.name) == step else 0
         path = self._last = self.directory / name_of(step, self.attempt, self._again)
         if self.busy:
@@ -128,7 +134,9 @@ class Writer:
             return
         self._phase("copy")
         self._snapshot = copied(state, self._snapshot)
-        self._thread = threading.Thread(target=self._write, args=(step, path), name="dgt-checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write, args=(step, path, model), name="dgt-checkpoint", daemon=True
+        )
         self._thread.start()
 
     def finish(self) -> None:
@@ -145,7 +153,7 @@ class Writer:
             time.sleep(LOOK_SECONDS)
         return bool(known)
 
-    def _write(self, step: int, path: Path) -> None:
+    def _write(self, step: int, path: Path, model: Tree | None) -> None:
         assert self._snapshot is not None
         name = path / f"rank-{self._rank:05d}.pt"
         if self._before is not None:
@@ -158,7 +166,7 @@ class Writer:
             write_durably(name, data, self._phase)
             write_durably(name.with_suffix(".json"), json.dumps(note).encode())
             self._phase("written")
-            done = self._rank == 0 and self._commit(step, path)
+            done = self._rank == 0 and self._commit(step, path, model)
         except Exception as error:  # the run goes on, whatever happens here
             with contextlib.suppress(OSError):
                 name.with_name(name.name + ".part").unlink(missing_ok=True)
@@ -189,18 +197,32 @@ class Writer:
                 if file.suffix != ".failed":
                     file.unlink(missing_ok=True)
 
-    def _commit(self, step: int, path: Path) -> bool:
+    def _commit(self, step: int, path: Path, model: Tree | None) -> bool:
         notes = self._notes(path)
         if notes is None:
             return False
         self._phase("commit")
         record = {
             "format": FORMAT, "step": step, "world": self._world, "time": time.time(), "facts": self._facts,
-            "files": notes,
+            "files": notes, **self._write_model(step, path, model),
         }  # fmt: skip
         text = json.dumps(record, sort_keys=True).encode()
         write_durably(path / COMMIT, text + b"\n" + hashlib.sha256(text).hexdigest().encode() + b"\n")
         return True
+
+    def _write_model(self, step: int, path: Path, model: Tree | None) -> dict[str, Any]:
+        """What the record says about the average model; nothing where it finds no room: the ranks' files count more."""
+        if model is None:
+            return {}
+        try:
+            data = serialised(model)
+            write_durably(path / MODEL, data, synced=False)  # its name reaches the disk with that of COMMIT
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                (path / f"{MODEL}.part").unlink(missing_ok=True)
+            self._warn_model(f"checkpoint of iteration {step}: {MODEL} cannot be written ({in_words(error)})")
+            return {}
+        return {"model": {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}}
 
     def _after_commit(self, step: int, path: Path) -> None:
         """What is no part of this checkpoint, and cannot make it fail: the marker, and the removal of old ones."""
@@ -254,7 +276,9 @@ def serialised(state: Tree) -> bytes | mmap.mmap:
         os.close(file)
 
 
-def write_durably(path: Path, data: bytes | mmap.mmap, phase: Callable[[str], None] = lambda name: None) -> None:
+def write_durably(
+    path: Path, data: bytes | mmap.mmap, phase: Callable[[str], None] = lambda name: None, synced: bool = True
+) -> None:
     """To a new file, to the disk, then under its name: readers see all of it or nothing."""
     draft = path.with_name(path.name + ".part")
     with draft.open("wb", buffering=0) as file, memoryview(data) as content:
@@ -265,7 +289,8 @@ def write_durably(path: Path, data: bytes | mmap.mmap, phase: Callable[[str], No
         os.fsync(file.fileno())
     phase("rename")
     draft.replace(path)
-    sync(path.parent)
+    if synced:
+        sync(path.parent)
 
 
 def in_words(error: Exception) -> str:
@@ -332,7 +357,9 @@ def read_commit(path: Path) -> Commit:
             {"sha256": str(f["sha256"]), "bytes": int(f["bytes"]), "share": float(f["share"])} for f in record["files"]
         ]
         facts = {str(name): str(text) for name, text in record["facts"].items()}
-        commit = Commit(path, int(record["step"]), int(record["world"]), facts, files, float(record["time"]))
+        model = record.get("model")
+        model = model and {"sha256": str(model["sha256"]), "bytes": int(model["bytes"])}
+        commit = Commit(path, int(record["step"]), int(record["world"]), facts, files, float(record["time"]), model)
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -344,7 +371,15 @@ def read_commit(path: Path) -> Commit:
 
 def read_rank(commit: Commit, rank: int) -> bytes:
     """The file of one rank, every bit as it was written; else `DamagedError`."""
-    note, name = commit.files[rank], commit.path / f"rank-{rank:05d}.pt"
+    return _as_noted(commit.path / f"rank-{rank:05d}.pt", commit.files[rank])
+
+
+def read_model(commit: Commit) -> bytes | None:
+    """The file of the average model, likewise; None where the checkpoint has none."""
+    return None if commit.model is None else _as_noted(commit.path / MODEL, commit.model)
+
+
+def _as_noted(name: Path, note: Mapping[str, Any]) -> bytes:
     size = name.stat().st_size
     if size != note["bytes"]:
         raise DamagedError(f"{name.name} has {size} bytes in place of {note['bytes']}")
@@ -365,16 +400,8 @@ def _content(path: Path, most: int) -> bytes:
 
 
 def parse(data: bytes, template: Tree, where: str) -> Any:
-    """The state in a rank's file, laid out as the template is; `ConfigError` before anything of another shape is made.
-
-    Only tensors and plain values are read: torch's restricted loader refuses anything that could run.
-    """
-    try:
-        untrusted.check_archive(data)
-        outline = torch.load(io.BytesIO(data), weights_only=True, map_location="meta")
-    except Exception as error:  # whatever a hostile file makes the parser do
-        reason = str(error).splitlines()[0][:120]
-        raise ConfigError(f"resume={where}: refused, not a checkpoint of tensors and numbers ({reason})") from None
+    """The state in a rank's file, laid out as the template is; `ConfigError` before another shape is made."""
+    outline = untrusted.outline(data, f"resume={where}")
     wanted = {key: outline[key] for key in template if key in outline} if isinstance(outline, dict) else outline
     wrong = mismatch(template, wanted)
     if wrong:

@@ -29,6 +29,7 @@ from dgt.training.checkpoints.state import Tree, copied
 from dgt.training.session import MEMBERS, Session
 
 SAVED, UNSAVED = "saved", "not saved"
+BEFORE = {"schedule": "constant", "clip": "None", "precision": "full"}  # facts that older checkpoints lack
 
 
 class Subject(Protocol):
@@ -106,13 +107,13 @@ class Saver:
         by_count = self._settings.every and iteration and iteration % self._settings.every == 0
         return bool(by_count) or iteration >= notices.save_at
 
-    def save(self, iteration: int) -> None:
-        """Copy the state; the rest is done in the background."""
+    def save(self, iteration: int, model: Tree | None = None) -> None:
+        """Copy the state; the rest is done in the background. `model` is the network average, on rank 0."""
         self._guard()
         self._since = time.monotonic()
         state = self._subject.state()
         self._subject.node.notices.save_at = NEVER
-        self.writer.save(iteration, state)
+        self.writer.save(iteration, state, model)
 
     def save_now(self, iteration: int) -> bool:
         """Save and wait until it is complete; False if it could not be. All ranks come to the same conclusion."""
@@ -121,12 +122,20 @@ class Saver:
         return self.conclude(question, iteration) == SAVED
 
     def conclude(
-        self, question: Question, iteration: int, write_down: Callable[[str], str] = lambda answer: answer
+        self,
+        question: Question,
+        iteration: int,
+        write_down: Callable[[str], str] = lambda answer: answer,
+        model: Tree | None = None,
+        then: Callable[[Question], str] = lambda question: "",
     ) -> str:
         """Save; the answer, which all ranks get, is whether the checkpoint is complete: `SAVED` or `UNSAVED`.
 
         The rank that answers passes it through `write_down` first. A rank that is lost before its part is written
         raises `PeerError` on all of them; afterwards it is not needed any more, unless it is rank 0, which commits.
+
+        `model` as for `save`; `then` is called when the checkpoint is complete, or cannot be, and returns the answer if
+        it finds one meanwhile.
         """
         writer, members = self.writer, question.members
 
@@ -138,8 +147,8 @@ class Saver:
 
         answer = question.wait(lambda: not writer.busy, is_needed)
         if not answer:
-            self.save(iteration)
-            answer = question.wait(lambda: writer.outcome(iteration) is not None, is_needed)
+            self.save(iteration, model)
+            answer = question.wait(lambda: writer.outcome(iteration) is not None, is_needed) or then(question)
         answer = answer or question.answer_by_lowest(find)
         if answer.startswith(BROKEN):
             raise PeerError(f"node {question.own}: {answer.removeprefix(BROKEN)}")
@@ -203,7 +212,7 @@ def compare(
     """
     facts = subject.facts()
     facts.pop(MEMBERS, None)
-    pairs = {fact: (commit.facts.get(fact, "nothing"), now) for fact, now in facts.items()}
+    pairs = {fact: (commit.facts.get(fact, BEFORE.get(fact, "nothing")), now) for fact, now in facts.items()}
     changed = {fact: pair for fact, pair in pairs.items() if pair[0] != pair[1] and fact in (only or pairs)}
     if changed:
         said = "; ".join(f"{fact} is {then[:60]} there, {now[:60]} here" for fact, (then, now) in changed.items())

@@ -15,6 +15,10 @@ import zipfile
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from dgt.errors import ConfigError
+
 MOST_COMMIT = 64 * 2**20  # bytes: some hundred per rank
 MOST_RANKS = 100_000
 MOST_STEPS = 2**53
@@ -45,11 +49,25 @@ def check_commit(record: Any) -> None:
     if not isinstance(record, dict) or not isinstance(record["files"], list) or not isinstance(record["facts"], dict):
         raise ValueError("not a record")
     numbers = [(record["step"], MOST_STEPS), (record["world"], MOST_RANKS)]
-    numbers += [(note["bytes"], 2**62) for note in record["files"]]
+    model = [] if record.get("model") is None else [record["model"]]
+    numbers += [(note["bytes"], 2**62) for note in [*record["files"], *model]]
     if not all(isinstance(number, int) and 0 <= number <= most for number, most in numbers):
         raise ValueError("a count that is none")
     if not all(math.isfinite(value) for value in [record["time"], *(note["share"] for note in record["files"])]):
         raise ValueError("not a number")
+
+
+def outline(data: bytes, where: str) -> Any:
+    """What a file of tensors and plain values holds, the tensors without memory; `ConfigError` for anything else.
+
+    torch's restricted loader refuses whatever could run.
+    """
+    try:
+        check_archive(data)
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="meta")
+    except Exception as error:  # whatever a hostile file makes the parser do
+        reason = str(error).splitlines()[0][:120]
+        raise ConfigError(f"{where}: refused, not a checkpoint of tensors and numbers ({reason})") from None
 
 
 def check_archive(data: bytes) -> None:
