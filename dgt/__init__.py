@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from dgt.processes.join import join
     from dgt.processes.node import Node
     from dgt.training.checkpoints.library import Checkpoints
+    from dgt.training.own_data import ResumableLoader, cifar10, data_size_weights, shard
 
 __all__ = [
     "DSGD", "AllReduce", "Checkpoints", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node",
-    "PeerError", "Problem", "ProblemContext", "even_steps", "graphs", "join", "weights",
+    "PeerError", "Problem", "ProblemContext", "ResumableLoader", "cifar10", "data_size_weights", "even_steps", "graphs",
+    "join", "shard", "weights",
 ]  # fmt: skip
 
 # Imported at first use: torch takes seconds, and the `dgt` command has something to do meanwhile.
@@ -45,7 +47,8 @@ _HOMES = {
     "ConfigError": "dgt.errors", "Config": "dgt.config", "MixedBuffers": "dgt.exchange.buffers",
     "Network": "dgt.exchange.network", "graphs": "dgt.network", "weights": "dgt.network",
     "Checkpoints": "dgt.training.checkpoints.library", "even_steps": "dgt.processes.even_steps",
-    "Problem": "dgt.problems.base", "ProblemContext": "dgt.problems.base",
+    "ResumableLoader": "dgt.training.own_data", "cifar10": "dgt.training.own_data", "shard": "dgt.training.own_data",
+    "data_size_weights": "dgt.training.own_data", "Problem": "dgt.problems.base", "ProblemContext": "dgt.problems.base",
     "Node": "dgt.processes.node", "PeerError": "dgt.errors", "join": "dgt.processes.join",
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ shards = dirichlet_shards(labels, sizes, beta, seed)   # a list of index arrays,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,7 @@ def iid_shards(sizes: Indices, seed: int) -> list[Indices]:
     return [np.sort(shard) for shard in np.split(order, np.cumsum(sizes)[:-1])]
 
 
-def dirichlet_shards(labels: npt.NDArray[np.uint8], sizes: Indices, beta: float, seed: int) -> list[Indices]:
+def dirichlet_shards(labels: npt.NDArray[Any], sizes: Indices, beta: float, seed: int) -> list[Indices]:
     """Shards of the given sizes whose label shares are drawn from Dirichlet(beta): small beta, few labels each.
 
     Node i draws q_i ~ Dirichlet(beta, ..., beta); the table sizes_i q_ik is then scaled by turns to the right row
@@ -93,7 +94,7 @@ def rounded(table: npt.NDArray[np.float64], rows: Indices, columns: Indices) -> 
 
 
 def _deal(
-    labels: npt.NDArray[np.uint8], classes: npt.NDArray[np.uint8], table: Indices, generator: np.random.Generator
+    labels: npt.NDArray[Any], classes: npt.NDArray[Any], table: Indices, generator: np.random.Generator
 ) -> list[Indices]:
     """Samples to nodes, table[i, k] of class k to node i."""
     shards: list[list[Indices]] = [[] for _ in table]

@@ -56,8 +56,8 @@ def refuse_shards() -> None:
 def _refusal(name: str) -> ConfigError:
     return ConfigError(
         f"the model is wrapped in {name}, which averages gradients over all ranks: node weights would count for "
-        "nothing; leave it unwrapped (Accelerate: prepare(optimizer) at most, prepare(loader) splits this node's own "
-        "data over all ranks; Lightning: devices=1; Trainer: your own loop)"
+        "nothing; leave it unwrapped (dgt.integrations has an Accelerator, a Trainer and strategies for Lightning that "
+        "do, and leave each node its own data)"
     )
 
 

@@ -68,6 +68,11 @@ PRINTED = {
     "my_data.py": r"loss of the average model: 0\.[01]\d*\n",
     "resumable.py": r"steps 0 to 2000\nsteps 2000 to 3000\n",
     "batchnorm.py": r"the same statistics everywhere: True\n",
+    "sharded.py": r"steps 0 to 2000, samples \[100, 200, 300, 400\], epoch 80\n"
+    r"steps 2000 to 3000, samples \[100, 200, 300, 400\], epoch 120\n",
+    "large_data.py": r"steps 120, share of node 0 in the average 0\.10\n",
+    "stateful.py": r"steps 0 to 16\n",
+    "compiled_ema.py": r"loss of the smoothed average: 0\.[01]\d*\n",
     "faster.py": r"loss: 0\.\d+ sent: \d+ bytes\n",
     # weights 1 to 4 of the targets 0 to 3: 2; DSGD, without a tracker, misses it
     "baselines.py": rf"GradientTracking +{EXACT}DSGD +(?!{EXACT}).*\nAllReduce +{EXACT}",

@@ -121,6 +121,7 @@ class ExchangeDuringBackward:
                 "during backward, in a hook of Tensor.register_hook"
             )
         self._forget()
+        self._iteration = -1  # load_state_dict may go back to this iteration
         if self._optimizer.flat.moved:
             raise ConfigError("parameters were replaced between backward and step: with bucket_mb do it after the step")
 

@@ -16,6 +16,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dgt.algorithms import DecentralizedOptimizer
 from dgt.config import CheckpointConfig
 from dgt.errors import ConfigError
@@ -53,6 +55,7 @@ class Checkpoints:
         keep_every: int = 0,
         **parts: Any,
     ) -> None:
+        parts = {name: _unwrapped(part) for name, part in parts.items()}
         self.node, self.network, self._parts = network.node, network, parts
         stateless = [name for name, part in parts.items() if not hasattr(part, "state_dict")]
         if stateless:
@@ -120,3 +123,10 @@ class Checkpoints:
     def _say(self, words: str) -> None:
         if self.node.is_main:
             log.warning("%s", words)
+
+
+def _unwrapped(part: Any) -> Any:
+    """The optimizer inside one that Accelerate or Lightning has prepared."""
+    inner = getattr(part, "optimizer", None)
+    wraps = isinstance(part, torch.optim.Optimizer) and isinstance(inner, DecentralizedOptimizer)
+    return inner if wraps else part
