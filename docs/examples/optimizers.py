@@ -5,9 +5,9 @@ import torch
 import dgt
 
 CHOICES = {
-    "plain": dict(lr=0.05),
-    "Nesterov momentum": dict(lr=0.005, momentum=0.9, nesterov=True),
-    "AdamW": dict(lr=0.05, base=torch.optim.AdamW, base_options={"betas": (0.9, 0.99), "weight_decay": 0.0}),
+    "plain": {"lr": 0.05},
+    "Nesterov momentum": {"lr": 0.005, "momentum": 0.9, "nesterov": True},
+    "AdamW": {"lr": 0.05, "base": torch.optim.AdamW, "base_options": {"betas": (0.9, 0.99), "weight_decay": 0.0}},
 }
 STEPS = 400
 
