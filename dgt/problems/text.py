@@ -64,7 +64,7 @@ class CharacterModel(SupervisedProblem):
         train, _, _ = read(settings.path)
         return shard_sizes(len(train), np.ones(nodes), settings.sizes).tolist()
 
-    def __init__(self, context: ProblemContext, **settings: Any) -> None:
+    def __init__(self, context: ProblemContext, /, **settings: Any) -> None:  # `context` is a setting too
         config = self.Settings(**settings)
         train, test, symbols = read(config.path)
         sizes = shard_sizes(len(train), context.weights, config.sizes)
