@@ -59,7 +59,7 @@ class ImageBatches:
         shard: Indices,
         *,
         batch: int,
-        augment: bool,
+        augment: str,
         seed: int,
         node: int,
         device: torch.device,
@@ -80,13 +80,16 @@ class ImageBatches:
             images = self._on_device[torch.from_numpy(picked).to(self._device)]
         else:
             images = torch.from_numpy(self._images[self._shard[picked]])
-        if self._augment:
+        if self._augment != "none":
             images = self._augmented(images, step)
         labels = torch.from_numpy(self._labels[picked]).to(self._device)
         return normalised(images, self._dtype), labels
 
     def _augmented(self, images: torch.Tensor, step: int) -> torch.Tensor:
         draw = generator(self._seed, AUGMENT, self._node, step)
+        if self._augment == "flip":
+            mirrored = torch.from_numpy(draw.random(len(images)) < 0.5).to(images.device)
+            return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
         corners = torch.from_numpy(draw.integers(0, 2 * PADDING + 1, size=(2, len(images))))
         flips = torch.from_numpy(draw.random(len(images)) < 0.5)
         return crop_and_flip(images, corners.to(images.device), flips.to(images.device))

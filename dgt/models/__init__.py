@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from dgt.models.cnn import SmallCNN
+from dgt.models.cnn import SmallCNN, StridedCNN
 from dgt.models.resnet import resnet18, resnet20
 
-__all__ = ["SmallCNN", "decay_groups", "image_model", "resnet18", "resnet20"]
+__all__ = ["SmallCNN", "StridedCNN", "decay_groups", "image_model", "resnet18", "resnet20"]
 
-IMAGE_MODELS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, "resnet20": resnet20, "cnn": SmallCNN}
+IMAGE_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": resnet18, "resnet20": resnet20, "cnn": SmallCNN, "strided_cnn": StridedCNN,
+}  # fmt: skip
 
 
 def image_model(name: str, classes: int, norm: str, seed: int) -> nn.Module:

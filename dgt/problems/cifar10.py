@@ -19,7 +19,8 @@ from dgt.network.weights import Weights
 from dgt.problems.base import ProblemContext
 from dgt.problems.supervised import Batch, SupervisedProblem
 
-MODELS = ("resnet18", "resnet20", "cnn")
+MODELS = ("resnet18", "resnet20", "cnn", "strided_cnn")
+AUGMENTS = ("none", "flip", "full")
 NORMS = ("batch", "group")
 BUFFERS = ("local", "mixed", "recalibrated")
 PARTITIONS = ("iid", "dirichlet")
@@ -36,7 +37,9 @@ class ImageClassification(SupervisedProblem):
 
     @dataclass(slots=True, kw_only=True)
     class Settings:
-        model: str = setting("resnet18", "resnet18 (the paper's), resnet20 or cnn (for CPUs)", choices=MODELS)
+        model: str = setting(
+            "resnet18", "resnet18 (the paper's), resnet20, or for CPUs cnn or strided_cnn", choices=MODELS
+        )
         norm: str = setting("batch", "batch or group", choices=NORMS)
         buffers: str = setting(
             "local",
@@ -44,7 +47,9 @@ class ImageClassification(SupervisedProblem):
             choices=BUFFERS,
         )
         batch: int = setting(128, "samples per node and iteration", low=1)
-        augment: bool = setting(True, "random crops and flips")
+        augment: Any = setting(
+            "full", "random changes of an image: none, flip, or full (crops and flips)", choices=AUGMENTS
+        )
         weight_decay: float = setting(5e-4, "on the weights of convolutions and linear layers only", low=0)
         partition: str = setting("iid", "iid, or dirichlet for unequal labels", choices=PARTITIONS)
         beta: float = setting(0.5, "dirichlet: the smaller, the fewer labels a node sees", low=0, open_low=True)
@@ -53,6 +58,10 @@ class ImageClassification(SupervisedProblem):
         )
         test_samples: int = setting(10000, "test images used at evaluations", low=1, high=10000)
         root: str | None = setting(None, "where the data set is kept; null: the user's cache directory")
+
+        def __post_init__(self) -> None:
+            if isinstance(self.augment, bool):  # as earlier versions had it
+                self.augment = "full" if self.augment else "none"
 
     @classmethod
     def check_settings(cls, settings: Settings, weights: Weights) -> None:

@@ -51,15 +51,15 @@ def test_batches_come_from_the_shard_and_repeat_exactly() -> None:
     labels = np.arange(40, dtype=np.uint8)
     shard = np.array([3, 7, 11])
 
-    def make(augment: bool) -> ImageBatches:
+    def make(augment: str) -> ImageBatches:
         return ImageBatches(images, labels, shard, batch=8, augment=augment, seed=0, node=5, device=CPU)
 
-    x, y = make(augment=True).at(4)
+    x, y = make(augment="full").at(4)
     assert x.shape == (8, 3, 32, 32)
     assert set(y.tolist()) == {3, 7, 11}  # a shard smaller than the batch appears more than once
-    again, _ = make(augment=True).at(4)
+    again, _ = make(augment="full").at(4)
     assert torch.equal(x, again)
-    plain, y = make(augment=False).at(0)
+    plain, y = make(augment="none").at(0)
     torch.testing.assert_close(plain, normalised(torch.from_numpy(images[y.numpy()])))
     images.setflags(write=False)  # memory maps are read-only
-    make(augment=True).at(0)
+    make(augment="full").at(0)
