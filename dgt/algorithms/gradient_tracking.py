@@ -14,9 +14,9 @@ With momentum b the tracked vector is u' = b u + g' in place of g' (n' = g' + b 
 where it is right for any W. A base P, such as AdamW, is a step of torch's optimizer with the tracked direction for its
 gradient:
 
-    predicted   theta' = W (theta - alpha P(y; s))    one latency per step: y travels with the next gradient
-    mixed       theta' = W (theta - alpha P(W y))     two: y, then z
+    mixed       theta' = W (theta - alpha P(W y))     two latencies per step: y, then z
     together    theta' = W theta - alpha P(W y)       one: y and theta leave together
+    predicted   theta' = W (theta - alpha P(y; s))    one: y travels while the next gradient is computed
     own         theta' = W (theta - alpha P(y))       one, as predicted
 
 At a fixed point y is the same on all nodes, so every node's direction is, number by number, a positive multiple of one
@@ -39,7 +39,7 @@ from dgt.config.settings import setting
 from dgt.errors import ConfigError
 from dgt.exchange.streams import Stream
 
-FORMS = ("auto", "predicted", "mixed", "together", "own")
+FORMS = ("mixed", "together", "predicted", "own")
 
 
 class GradientTracking(NeighbourOptimizer):
@@ -50,8 +50,8 @@ class GradientTracking(NeighbourOptimizer):
     momentum, nesterov             as of torch.optim.SGD, inside the tracker
     base, base_options             a torch optimizer for the tracked direction, such as torch.optim.AdamW. A decoupled
                                    weight decay is not tracked: it leaves a disagreement of order lr
-    base_form                      predicted, mixed, together or own: see above; auto is predicted for bases like Adam
-                                   (with betas and exp_avg), mixed for all others
+    base_form                      mixed, together, predicted (for bases with a first moment of their own) or own: see
+                                   above
     overlap, wire, local_steps, bucket_mb, model   how vectors travel: see `NeighbourOptimizer`
 
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
@@ -62,8 +62,8 @@ class GradientTracking(NeighbourOptimizer):
     @dataclass(slots=True, kw_only=True)
     class Settings(Descent):
         base_form: str = setting(
-            "auto",
-            "what a base sees: auto, predicted, mixed, together or own (docs/optimizers.md)",
+            "mixed",
+            "what a base sees: mixed, together, predicted or own (docs/optimizers.md)",
             choices=FORMS,
         )
 
@@ -72,14 +72,12 @@ class GradientTracking(NeighbourOptimizer):
     has_array_update = True
 
     form = ""
-    """How a base is applied, one of `FORMS` but auto; nothing without one."""
+    """How a base is applied, one of `FORMS`; nothing without one."""
 
     def choose_vectors(self) -> None:
         if self.base is None:
             return
         self.form = self.settings.base_form
-        if self.form == "auto":
-            self.form = "predicted" if self.base.has_first_moment else "mixed"
         if self.form == "predicted":
             if not self.base.has_first_moment:
                 raise ConfigError(f"base_form=predicted: {self.base.name} has no first moment apart (exp_avg, betas)")

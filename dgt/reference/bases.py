@@ -11,12 +11,7 @@ from dgt.reference.stacked import Array
 
 
 class Step(Protocol):
-    """(theta, direction, alpha) -> the next theta; `second` is what second moments are taken of, if not the direction.
-
-    has_first_moment  whether there is a first moment apart
-    """
-
-    has_first_moment: bool
+    """(theta, direction, alpha) -> the next theta; `second` is what second moments are taken of, if not the direction."""
 
     def __call__(self, theta: Array, g: Array, lr: float | Array, second: Array | None = None) -> Array: ...
 
@@ -26,14 +21,6 @@ def base(kind: str, options: Mapping[str, Any] | None = None) -> Step:
     if kind not in KINDS:
         raise ValueError(f"base={kind}: the twin knows {', '.join(KINDS)}")
     return KINDS[kind](**(options or {}))
-
-
-class _Kind:
-    def __init__(self, step: Callable[..., Array], has_first_moment: bool = False) -> None:
-        self._step, self.has_first_moment = step, has_first_moment
-
-    def __call__(self, theta: Array, g: Array, lr: float | Array, second: Array | None = None) -> Array:
-        return self._step(theta, g, lr, second)
 
 
 def _adam(
@@ -66,7 +53,7 @@ def _adam(
         m, v = first / (1 - b1 ** state["t"]), divisor / (1 - b2 ** state["t"])
         return theta - lr * m / (np.sqrt(v) + eps)
 
-    return _Kind(step, has_first_moment=True)
+    return step
 
 
 def _adamw(weight_decay: float = 0.01, **options: Any) -> Step:
@@ -83,7 +70,7 @@ def _sgd(momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.
         direction: Array = g + momentum * state["u"] if nesterov else state["u"]
         return theta - lr * direction
 
-    return _Kind(step)
+    return step
 
 
 def _rmsprop(alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0) -> Step:
@@ -95,7 +82,7 @@ def _rmsprop(alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0) 
         state["v"] = alpha * state["v"] + (1 - alpha) * g**2
         return theta - lr * g / (np.sqrt(state["v"]) + eps)
 
-    return _Kind(step)
+    return step
 
 
 KINDS: dict[str, Callable[..., Step]] = {"adam": _adam, "adamw": _adamw, "sgd": _sgd, "rmsprop": _rmsprop}

@@ -29,7 +29,7 @@ def gradient_tracking(
     nesterov: bool = False,
     base: str | None = None,
     base_options: Mapping[str, Any] | None = None,
-    base_form: str = "auto",
+    base_form: str = "mixed",
     overflows: Callable[[int], npt.NDArray[np.bool_]] | None = None,
 ) -> Iterator[State]:
     """Theta' = W (Theta - alpha_t Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0; W = I on local steps.
@@ -43,8 +43,7 @@ def gradient_tracking(
     theta, G = problem.start, column(strategy.gradient_scale, problem.start)
     mix_theta, mix_tracker = mixing(W, wire), mixing(W, wire)
     with_momentum, descend = Momentum(momentum, nesterov), bases.base(base or "sgd", base_options)
-    form = ("predicted" if descend.has_first_moment else "mixed") if base_form == "auto" else base_form
-    form = form if base is not None else ""
+    form = base_form if base is not None else ""
     own = column(W.diagonal(), problem.start)
     yield State(0, theta)
     gradient = with_momentum(problem.gradient(theta, 0))

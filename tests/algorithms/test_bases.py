@@ -104,7 +104,7 @@ class Layerwise(torch.optim.SGD):
         ({"momentum": 1.5}, "momentum=1.5: must be at least 0 and below 1"),
         ({"nesterov": True}, "nesterov=True: needs a momentum above 0"),
         ({"base": "rmsprop", "base_form": "predicted"}, "base_form=predicted: RMSprop has no first moment"),
-        ({"base": "adamw", "base_form": "both"}, "base_form=both: allowed: auto, predicted, mixed"),
+        ({"base": "adamw", "base_form": "both"}, "base_form=both: allowed: mixed, together, predicted, own"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_sentence(options: dict[str, Any], words: str, network: dgt.Network) -> None:

@@ -53,8 +53,8 @@ LOOPS = {
     "AMSGrad on the own tracker, buckets": Loop(
         options={"base": "adam", "base_options": {"amsgrad": True}, "base_form": "own", **TINY}, schedule=True
     ),
-    "AdamW mixed, buckets, narrow wire, local steps": Loop(
-        options={**ADAMW, **TINY, **NARROW, "base_form": "mixed"}, reload=True
+    "AdamW predicted, buckets, narrow wire, local steps": Loop(
+        options={**ADAMW, **TINY, **NARROW, "base_form": "predicted"}, reload=True
     ),
     "AdamW together, buckets, local steps": Loop(
         options={**ADAMW, **TINY, "base_form": "together", "local_steps": 2}, strategy="I", schedule=True

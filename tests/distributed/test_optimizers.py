@@ -23,7 +23,7 @@ RIGHT: list[tuple[float, dict[str, Any]]] = [
     (0.05, {"base": "adam", "base_options": {"amsgrad": True}, "base_form": "own"}),
     (0.05, {"base": torch.optim.AdamW, "base_options": {"weight_decay": 0.0}, "wire": "bfloat16"}),
     (0.05, {"base": "adam", "base_form": "together"}),
-    (0.05, {"base": "adam", "base_form": "mixed"}),
+    (0.05, {"base": "adam", "base_form": "predicted"}),
     (0.05, {"base": "nadam"}),
     (0.02, {"base": "rmsprop"}),
     (0.5, {"base": "adagrad"}),

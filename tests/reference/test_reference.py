@@ -56,7 +56,7 @@ EXACT: dict[str, tuple[dict[str, Any], reference.StepSize]] = {
     "AMSGrad, own": (AMSGRAD | {"base_form": "own"}, falling(0.02, 1e-2, 6000)),
     "Adam": (ADAM, falling(0.03, 1e-10, 8000)),
     "Adam, own": (ADAM | {"base_form": "own"}, falling(0.03, 1e-10, 8000)),
-    "Adam, mixed": (ADAM | {"base_form": "mixed"}, falling(0.03, 1e-10, 8000)),
+    "Adam, predicted": (ADAM | {"base_form": "predicted"}, falling(0.03, 1e-10, 8000)),
     "Adam, together": (ADAM | {"base_form": "together"}, falling(0.03, 1e-10, 8000)),
     "RMSprop": ({"base": "rmsprop"}, falling(0.01, 1e-10, 8000)),
     "momentum, local steps": ({"momentum": 0.9, "local_steps": 2}, 0.002),
