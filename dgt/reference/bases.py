@@ -11,7 +11,7 @@ from dgt.reference.stacked import Array
 
 
 class Step(Protocol):
-    """(theta, direction, alpha) -> the next theta; `second` is what second moments are taken of, if not the direction."""
+    """(theta, direction, alpha) -> the next theta; second moments are taken of `second`, if not of the direction."""
 
     def __call__(self, theta: Array, g: Array, lr: float | Array, second: Array | None = None) -> Array: ...
 
