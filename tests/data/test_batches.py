@@ -61,5 +61,10 @@ def test_batches_come_from_the_shard_and_repeat_exactly() -> None:
     assert torch.equal(x, again)
     plain, y = make(augment="none").at(0)
     torch.testing.assert_close(plain, normalised(torch.from_numpy(images[y.numpy()])))
+    flipped, y = make(augment="flip").at(0)
+    sides = [plain, normalised(torch.from_numpy(images[y.numpy()])).flip(-1)]
+    kept = [min(float((flipped[k] - side[k]).abs().max()) for side in sides) for k in range(8)]
+    assert max(kept) == 0, "each image as it is, or mirrored"
+    assert not torch.equal(flipped, plain)
     images.setflags(write=False)  # memory maps are read-only
     make(augment="full").at(0)

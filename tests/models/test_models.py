@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dgt.models import SmallCNN, decay_groups, image_model, resnet18, resnet20
+from dgt.models import SmallCNN, StridedCNN, decay_groups, image_model, resnet18, resnet20
 from dgt.models.transformer import CharTransformer
 
 
@@ -19,6 +19,8 @@ def test_parameter_counts(norm: str) -> None:
     assert count(resnet18(norm=norm)) == 11_173_962
     assert count(resnet20(norm=norm)) == 272_474
     assert count(SmallCNN(norm=norm)) == 24_346
+    assert count(StridedCNN(norm=norm)) == 53_794
+    assert StridedCNN(norm=norm)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_resnet18_computes_what_torchvision_computes() -> None:

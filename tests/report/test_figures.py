@@ -8,6 +8,7 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.stats
 
 from dgt.cli import main
 from dgt.config import TopologyConfig
@@ -42,6 +43,12 @@ def test_a_comparison_reads_back_as_runs(tmp_path: Path) -> None:
     assert row["I"] == pytest.approx(np.mean(late[:3]), rel=1e-12)
     assert row["II/I"] == pytest.approx(np.mean(late[3:]) / np.mean(late[:3]), rel=1e-12)
     assert row["lower"] == "II"
+    paired = [late[3 + k] - late[k] for k in range(3)]
+    assert row["II-I"] == pytest.approx(np.mean(paired), rel=1e-12)
+    low, high = scipy.stats.t.interval(0.95, 2, np.mean(paired), scipy.stats.sem(paired))
+    assert row["II-I +-"] == pytest.approx((high - low) / 2, rel=1e-9)
+    shown = compare.text([row], found, 3)
+    assert f"A ring: weighted gradient norm {row['II-I']:+.2g} ± {row['II-I +-']:.2g}" in shown
 
 
 def test_a_comparison_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
