@@ -17,6 +17,7 @@ from dgt.algorithms.dsgd import DSGD
 from dgt.algorithms.gradient_tracking import GradientTracking
 from dgt.algorithms.machinery import DecentralizedOptimizer, Message, NeighbourOptimizer, Views
 from dgt.config import Config
+from dgt.errors import ConfigError
 from dgt.exchange.network import Network
 
 __all__ = [
@@ -37,8 +38,15 @@ def from_config(
     model       whose parameters they are, for the hooks of `bucket_mb`
     """
     kind: type[DecentralizedOptimizer] = config.algorithm.kind
+    given: list[Any] = list(parameters)
+    options = config.algorithm.values.get("base_options") or {}
+    if "weight_decay" in options and any(isinstance(group, dict) and "weight_decay" in group for group in given):
+        raise ConfigError(
+            f"algorithm.base_options: problem={config.problem.name} says which weights decay, and by how much: give "
+            f"problem.weight_decay={options['weight_decay']} in place of weight_decay there"
+        )
     return kind(
-        parameters,
+        given,
         lr=config.lr,
         network=network,
         overlap=config.overlap,

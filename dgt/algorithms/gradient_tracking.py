@@ -67,6 +67,11 @@ class GradientTracking(NeighbourOptimizer):
             choices=FORMS,
         )
 
+        def check(self) -> None:
+            Descent.check(self)
+            if self.base is None and self.base_form != FORMS[0]:
+                raise ConfigError(f"base_form={self.base_form}: of which base? base=adamw, for example")
+
     messages = (Message("z", "parameters"), Message("y", "tracker", needed_at_once=False))
     state_vectors = {"B": "rest"}  # noqa: RUF012
     has_array_update = True

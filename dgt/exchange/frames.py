@@ -167,7 +167,8 @@ class Seal:
         (own, _), (theirs, _) = (_SETTINGS.unpack_from(each, place) for each in (expected, head))
         what = f"lr is {own:.7g} here and {theirs:.7g} on neighbour {who}"
         if f"{own:.7g}" == f"{theirs:.7g}":
-            what = f"a weight_decay, or the lr of a later parameter group, is another one on neighbour {who}"
+            others = "a weight_decay, momentum or beta, or the lr of a later parameter group"
+            what = f"{others}, is another one on neighbour {who}"
         return (
             f"node {self.node.name}: {what} at iteration {iteration}; all ranks need the same lr and weight_decay at "
             "every step: the same schedule, and none that looks at a rank's own loss"

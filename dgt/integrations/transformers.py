@@ -79,7 +79,7 @@ class DgtTrainer(Trainer):
             trained = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
             groups = [
                 {"params": [each for name, each in trained if name in decayed], "weight_decay": self.args.weight_decay},
-                {"params": [each for name, each in trained if name not in decayed]},
+                {"params": [each for name, each in trained if name not in decayed], "weight_decay": 0.0},
             ]
             self.optimizer = self._algorithm(
                 [group for group in groups if group["params"]],

@@ -198,6 +198,7 @@ class RunGuard(Guard):
         self._logger.go_on(self._first, words, session.node.members, speaks=session.node.is_main)
         if session.node.is_main:  # a new one takes over
             self._models.start(self._first)
+        self._early.share(session.node)
 
     def evaluates(self, iteration: int) -> bool:
         """Not again where the run was saved after that evaluation."""

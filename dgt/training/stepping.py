@@ -24,6 +24,7 @@ class Stepping:
         self._schedule = None if schedule.is_constant else schedule
         self._optimizer = optimizer
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self._have_momentum = [bool(group.get("momentum")) for group in optimizer.param_groups]
         self._clip, self._copies = config.clip, problem.copies
         self._autocast: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if config.precision == "bf16":
@@ -37,11 +38,11 @@ class Stepping:
         if self._schedule is None:
             return
         share, momentum = self._schedule.share(iteration), self._schedule.momentum(iteration)
-        for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=True):
+        for group, lr, moves in zip(self._optimizer.param_groups, self._lrs, self._have_momentum, strict=True):
             group["lr"] = lr * share
             if momentum is not None and "betas" in group:
                 group["betas"] = (momentum, *group["betas"][1:])
-            elif momentum is not None and group.get("momentum"):
+            elif momentum is not None and moves:
                 group["momentum"] = momentum
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:

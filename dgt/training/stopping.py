@@ -9,6 +9,7 @@ iteration. What was measured before a resume counts too.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -109,10 +110,18 @@ class EarlyStop:
             return
         if node.is_main and history is not None:
             until = first if evaluated else first - 1
-            self._count(record for record, _ in records_in(history) if record["iteration"] <= until)
+            with contextlib.suppress(OSError):  # they are gone: counted anew
+                self._count(record for record, _ in records_in(history) if record["iteration"] <= until)
+        self.share(node)
+
+    def share(self, node: Node) -> None:
+        """All ranks take over what rank 0 has counted; after a loss one may have heard of an evaluation less."""
+        if not self._is_on:
+            return
         iteration, count, best = self._states[-1] if self._states else (-1, 0, math.nan)
         iteration_, count_, best_ = broadcast_text(node, f"{iteration} {count} {best!r}", 3 * MOST).split()
         self._states = [(int(iteration_), int(count_), float(best_))] if int(iteration_) >= 0 else []
+        self._absent = 0
 
     def _count(self, records: Iterable[dict[str, Any]]) -> None:
         for record in records:

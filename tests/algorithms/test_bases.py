@@ -144,3 +144,74 @@ def test_momentum_that_a_scheduler_brings_is_not_ignored(network: dgt.Network) -
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=8)
     with pytest.raises(ConfigError, match=r"momentum=0.95 from step 0 on: .* or cycle_momentum=False"):
         train(model, optimizer, range(1))
+
+
+class Growing(torch.optim.SGD):
+    """Counts in its parameter group, as schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["dampening"] += 0.1
+        super().step()
+
+
+class Lion(torch.optim.Optimizer):
+    """m' = b2 m + (1 - b2) g: a first moment that is not Adam's."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            (b1, b2), lr = group["betas"], group["lr"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.sub_(lr * torch.sign(b1 * m + (1 - b1) * p.grad))
+                m.mul_(b2).add_(p.grad, alpha=1 - b2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"base": Growing}, r"base=Growing: it keeps state \(dampening\) in its parameter groups"),
+        ({"base": Lion, "base_form": "predicted"}, "base_form=predicted: Lion has no first moment"),
+        (
+            {"base": "adam", "base_options": {"maximize": True}, "base_form": "predicted"},
+            "base_form=predicted: Adam has no first moment",
+        ),
+        ({"base_form": "own"}, "base_form=own: of which base"),
+    ],
+)
+def test_bases_whose_state_is_elsewhere_are_refused(options: dict[str, Any], words: str, network: dgt.Network) -> None:
+    with pytest.raises(ConfigError, match=words):
+        dgt.GradientTracking(model_of().parameters(), 0.1, network, **options)
+
+
+def test_state_that_a_group_turns_on_is_refused_as_it_would_not_be_saved(network: dgt.Network) -> None:
+    model = model_of()
+    groups = groups_of(model)
+    groups[0]["momentum"] = 0.9
+    optimizer = dgt.GradientTracking(groups, 0.01, network, base="sgd")
+    with pytest.raises(ConfigError, match="base=SGD: it keeps momentum_buffer now, and did not when it was made"):
+        train(model, optimizer, range(1))
+
+
+def test_a_lion_is_a_base_and_a_function_may_make_one(network: dgt.Network) -> None:
+    model, plain = model_of(), model_of()
+    train(model, dgt.GradientTracking(model.parameters(), 0.01, network, base=lambda p, lr: Lion(p, lr)), range(4))
+    train(plain, Lion(plain.parameters(), 0.01), range(4))
+    torch.testing.assert_close(values(model), values(plain), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", ["mixed", "together", "predicted", "own"])
+def test_a_node_whose_gradients_overflow_makes_no_step_of_its_base(form: str, network: dgt.Network) -> None:
+    model = model_of()
+    optimizer = dgt.GradientTracking(
+        model.parameters(), 0.01, network, base="adamw", base_options={"weight_decay": 0.5}, base_form=form
+    )
+    train(model, optimizer, range(3))
+    before = values(model)
+    optimizer.found_inf = torch.ones(1)  # as GradScaler sets it
+    train(model, optimizer, range(3, 6))
+    torch.testing.assert_close(values(model), before, rtol=0, atol=0)

@@ -52,7 +52,7 @@ class ExchangeDuringBackward:
         for module in model.modules():
             own = {homes[parameter] for parameter in module.parameters(recurse=False) if parameter in homes}
             if own:
-                receiving = _receiving([optimizer.buckets[number] for number in sorted(own)])
+                receiving = _receiving(optimizer, [optimizer.buckets[number] for number in sorted(own)])
                 hooks.append(module.register_forward_pre_hook(_Hook(receiving)))
             # of any part of the model: neither is read before new values are there, nor overwritten by them
             hooks.append(module.register_state_dict_pre_hook(_Hook(optimizer.drain)))
@@ -140,8 +140,9 @@ def _extents(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
     return torch.stack([norm.float() for norm in torch._foreach_norm(dense)]) if dense else torch.zeros(0)
 
 
-def _receiving(buckets: list[Bucket]) -> Callable[[], None]:
+def _receiving(optimizer: NeighbourOptimizer, buckets: list[Bucket]) -> Callable[[], None]:
     def receive() -> None:
+        optimizer.advance()
         for bucket in buckets:
             bucket.receive_parameters()
 

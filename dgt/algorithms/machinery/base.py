@@ -50,6 +50,7 @@ class Base:
 
     def attach(self, values: torch.Tensor, groups: Groups, parts: Sequence[slice], slices: Sequence[slice]) -> None:
         """Make an optimizer for each of these parts of the flat parameters, whose groups are at `slices`."""
+        self._counts_on_device = bool(self._options.get("capturable"))
         fused = {} if {"fused", "foreach"} & self._options.keys() or not self._takes_fused(values) else {"fused": True}
         for part in parts:
             inside = [
@@ -60,12 +61,23 @@ class Base:
             flat = [torch.nn.Parameter(values[part][where]) for _, where in inside]
             own = [{"params": [each], **self._of_group(groups[k])} for each, (k, _) in zip(flat, inside, strict=True)]
             optimizer = self._make(own, **{**self._options, **fused, "lr": float(groups[0]["lr"])})
+            self._counts_on_device |= bool(optimizer.param_groups[0].get("fused"))  # as torch's own load_state_dict
             self._buckets[part.start] = _Bucket(optimizer, flat, inside)
 
     @property
     def has_first_moment(self) -> bool:
-        """Whether it keeps m' = b1 m + (1 - b1) g apart from what it divides by, as Adam and its kin do."""
-        return FIRST in self._kinds and "betas" in self.defaults
+        """Whether it keeps m' = b1 m + (1 - b1) g apart from what it divides by, as Adam and its kin do: tried out."""
+        if FIRST not in self._kinds or "betas" not in self.defaults:
+            return False
+        draw, b1 = torch.Generator().manual_seed(1), float(self.defaults["betas"][0])
+        parameter, m = torch.nn.Parameter(torch.zeros(TRIAL_SIZE)), torch.zeros(TRIAL_SIZE)
+        optimizer = self._made([parameter])
+        optimizer.param_groups[0]["weight_decay"] = 0.0
+        for _ in range(TRIAL_STEPS):
+            parameter.grad = torch.randn(TRIAL_SIZE, generator=draw)
+            m = b1 * m + (1 - b1) * parameter.grad
+            optimizer.step()
+        return b1 > 0 and torch.allclose(optimizer.state[parameter][FIRST], m)
 
     def step(
         self,
@@ -87,11 +99,24 @@ class Base:
             flat.data, flat.grad = values[where], direction[where]
             own.update(self._of_group(groups[number]))
         bucket.optimizer.step()
+        self._refuse_unknown_state(bucket)
         if missing is not None and is_first:  # the step has made the state
             bucket.add_to_first_moments(missing, groups, before=False)
         self.steps += 1
         for flat in bucket.flat:
             flat.grad = None
+
+    def _refuse_unknown_state(self, bucket: _Bucket) -> None:
+        """What a group or a scheduler has turned on later would not be in checkpoints."""
+        for flat in bucket.flat:
+            state = bucket.optimizer.state[flat]
+            if len(state) != len(self._kinds):
+                new = sorted(key for key, value in state.items() if value is not None and key not in self._kinds)
+                if new:
+                    raise ConfigError(
+                        f"base={self.name}: it keeps {', '.join(new)} now, and did not when it was made: give what "
+                        "needs it (momentum, amsgrad, centered) as base_options"
+                    )
 
     def _of_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """What the base takes of a parameter group; fused and foreach are chosen once."""
@@ -113,7 +138,8 @@ class Base:
             if not self.steps:
                 state.clear()
             elif isinstance(self._kinds[key], torch.Tensor):
-                state[key] = saved[name].clone().to(flat.device if saved[name].ndim else "cpu")
+                on_host = not saved[name].ndim and not self._counts_on_device
+                state[key] = saved[name].clone().to("cpu" if on_host else flat.device)
             else:
                 state[key] = type(self._kinds[key])(saved[name].item())
 
@@ -169,6 +195,15 @@ class Base:
                     f"base={self.name}: its step fails on a vector without a closure: {error}; give an "
                     "elementwise one, such as adamw"
                 ) from None
+        group = optimizer.param_groups[0]
+        changed = [
+            key for key, value in self.defaults.items() if key in group and group[key] is not value != group[key]
+        ]
+        if changed:
+            raise ConfigError(
+                f"base={self.name}: it keeps state ({', '.join(changed)}) in its parameter groups, which are the "
+                "user's here; give one that keeps it by parameter"
+            )
         self._kinds = {key: value for key, value in optimizer.state[parameters[0]].items() if value is not None}
         return torch.cat([parameter.detach() for parameter in parameters])
 

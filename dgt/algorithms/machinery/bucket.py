@@ -67,6 +67,9 @@ class Bucket(Protocol):
     def start(self, iteration: int) -> None:
         """Compute the messages from the gradient and send the first."""
 
+    def advance(self) -> None:
+        """Send all messages that are needed at once, receiving those that they are made of."""
+
     def receive_parameters(self) -> None:
         """Receive the messages that are needed at once, if they are under way: the parameters are new after it."""
 
@@ -128,7 +131,12 @@ class StreamBucket:
 
     @property
     def under_way(self) -> bool:
-        return self._at_once > 0 and self._streams[0].under_way
+        return any(stream.under_way for stream in self._streams[: self._at_once])
+
+    def advance(self) -> None:
+        if self._at_once > 1 and self._streams[0].under_way:
+            for number in range(self._at_once - 1):
+                self._receive(number)
 
     def receive_parameters(self) -> None:
         if not self.under_way:
@@ -136,8 +144,8 @@ class StreamBucket:
         flat = self._optimizer.flat
         if self._versions:
             flat.refuse_changed(self.part, self._versions)
-        for number in range(self._at_once):
-            self._receive(number)
+        self.advance()
+        self._receive(self._at_once - 1)
         flat.write_parameters(self.part)
 
     def receive_all(self) -> None:

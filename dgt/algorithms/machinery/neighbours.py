@@ -121,6 +121,8 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     ) -> None:
         """values <- a step of the base from `values`; `at` is a bucket, `missing` as of `Base.step`."""
         assert self.base is not None
+        if self.stays_out:  # theta is mixed only; what this node did not descend by stays in the tracker
+            return
         self.base.step(at.part, values, direction, at.groups or self.param_groups, missing)
 
     def receive(self, message: str, stream: Stream, at: Views) -> None:
@@ -199,6 +201,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         self.started = 0
         if self._backward is not None:
             return
+        self.advance()
         for bucket in self.buckets:
             bucket.receive_parameters()
         if not self.overlap:
@@ -223,6 +226,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         """Begin the exchange of the first so many buckets; in order, as messages are matched in the order sent."""
         if self.started < number:
             self.note_settings()
+            self.advance()
         while self.started < number:
             self.buckets[self.started].start(self.iteration)
             self.started += 1
@@ -240,8 +244,14 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         """Whether a gradient that has just arrived may be used."""
         return self.exchanges and not self._accumulating and not self.network.averaging
 
+    def advance(self) -> None:
+        """Before any bucket's last message is awaited, all have left: ranks may then ask for buckets in any order."""
+        for bucket in self.buckets:
+            bucket.advance()
+
     def drain(self) -> None:
         """Receive every message that is under way: theta and the state vectors are complete after it."""
+        self.advance()
         for bucket in self.buckets:
             bucket.receive_all()
 

@@ -109,10 +109,16 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self.flat.let_go = self._let_go
         made_of = {"parameters": self.flat.layout(), "algorithm": type(self).__name__}
         made_of |= group_facts(self.param_groups) | {name: str(value) for name, value in traffic.items()}
-        agree(network.node, made_of | {"settings": str(self.settings)})
+        agree(network.node, made_of | {"settings": self._settings_in_words()})
         self._noted: list[Any] = []
         self.iteration = 0
         self._warned = False
+
+    def _settings_in_words(self) -> str:
+        """The same on all ranks: a base by its name, as a function's own words hold an address."""
+        if self.base is None:
+            return str(self.settings)
+        return str({**dataclasses.asdict(self.settings), "base": self.base.name})
 
     def _group_defaults(self, lr: float, weight_decay: float | None) -> dict[str, Any]:
         """What a parameter group has, unless it says otherwise."""

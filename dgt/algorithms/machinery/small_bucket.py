@@ -77,6 +77,9 @@ class SmallBucket:
                 self._gradient[part] = with_momentum_arrays(self._gradient[part], self._views[0].u[part], group)
         return self._gradient
 
+    def advance(self) -> None:
+        """Received within `start`."""
+
     def receive_parameters(self) -> None:
         """Received within `start`."""
 

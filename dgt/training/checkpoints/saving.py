@@ -29,7 +29,12 @@ from dgt.training.checkpoints.state import Tree, copied
 from dgt.training.session import MEMBERS, Session
 
 SAVED, UNSAVED = "saved", "not saved"
-BEFORE = {"schedule": "constant", "clip": "None", "precision": "full"}  # facts that older checkpoints lack
+# facts that older checkpoints lack
+BEFORE = {
+    "schedule": "constant", "clip": "None", "precision": "full", "algorithm.momentum": "0.0",
+    "algorithm.nesterov": "False", "algorithm.base": "None", "algorithm.base_options": "None",
+    "algorithm.base_form": "mixed",
+}  # fmt: skip
 
 
 class Subject(Protocol):

@@ -49,7 +49,7 @@ def _there_and_back(t: int, iterations: int, peak_at: float, values: tuple[float
     top = peak_at * iterations - 1  # torch's: the iteration of the peak, a fraction in general
     if t <= top and top > 0:
         return _half_cosine(start, peak, t / top)
-    return _half_cosine(peak, end, (t - top) / (iterations - 1 - top))
+    return _half_cosine(peak, end, (t - top) / (iterations - 1 - top or 1.0))
 
 
 def _half_cosine(start: float, end: float, done: float) -> float:
