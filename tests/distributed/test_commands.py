@@ -38,6 +38,7 @@ def test_torchrun_and_dgt_write_identical_metrics(tmp_path: Path) -> None:
         "config.yaml",
         "environment.json",
         "metrics.jsonl",
+        "model.pt",
         "network.json",
         "nodes.jsonl",
         "summary.json",
