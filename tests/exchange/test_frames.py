@@ -108,7 +108,11 @@ def noted(*values: float) -> Settings:
     ("own", "theirs", "words"),
     [
         ([0.05, 0.0], [0.1, 0.0], "node 1: lr is 0.05 here and 0.1 on neighbour 3 at iteration 40; all ranks need"),
-        ([0.05, 0.0], [0.05, 0.1], "node 1: a weight_decay, momentum or beta, or the lr of a later .* is another one on neighbour 3"),
+        (
+            [0.05, 0.0],
+            [0.05, 0.1],
+            "node 1: a weight_decay, momentum or beta, or the lr of a later .* is another one on neighbour 3",
+        ),
         (
             [0.05, 0.0, 0.1, 0.0],
             [0.05, 0.0, 0.2, 0.0],
