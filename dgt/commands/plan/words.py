@@ -100,9 +100,8 @@ def _assumptions(found: Mapping[str, Any]) -> list[str]:
     if sooner and found["noise"] and not found["uniform"]:
         lines += [f"Without gradient noise the other strategy would converge faster in the end on {', '.join(sooner)}."]
     if found["problem"] != "least_squares":
-        lines += [
-            f"Convergence is that of least squares at a constant lr={found['lr']:g}, standing in for {found['problem']}."
-        ]
+        stands_in = f"at a constant lr={found['lr']:g}, standing in for {found['problem']}"
+        lines += [f"Convergence is that of least squares {stands_in}."]
     if found["bandwidth"] is not None:
         lines += [
             f"Time: {found['bandwidth']:.3g} GB/s per node, {found['latency']:.3g} us per message, "
