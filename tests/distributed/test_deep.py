@@ -333,9 +333,7 @@ def test_a_character_transformer_learns(tmp_path: Path, dgt_here: Callable[..., 
 def test_the_cpu_experiment_compares_both_strategies(
     data_root: Path, tmp_path: Path, dgt_here: Callable[..., Said]
 ) -> None:
-    settings = [
-        "topology=ring", "seeds=2", "iterations=6", "eval_every=3", "problem.test_samples=50", "schedule.warmup=2",
-    ]  # fmt: skip
+    settings = ["topology=ring", "seeds=2", "iterations=6", "eval_every=3", "problem.test_samples=50"]
     done = dgt_here("compare", "experiment=cifar10_cpu", *settings, "run_dir=run")
     assert done.code == 0, done.stderr
     assert "interval loss, mean of the second half of the iterations" in done.stdout
