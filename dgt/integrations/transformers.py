@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from dgt.algorithms import DecentralizedOptimizer, GradientTracking
+from dgt.algorithms.machinery.base import Base
 from dgt.data.sampler import EpochSampler
 from dgt.errors import ConfigError
 from dgt.exchange.network import Network
@@ -41,7 +42,8 @@ class DgtTrainer(Trainer):
 
     network    the `dgt.Network`
     algorithm  class of the optimizer, made with learning_rate and weight_decay of the training arguments
-    options    further arguments of it, such as {"wire": "bfloat16"}
+    options    further arguments of it, such as {"wire": "bfloat16"}; a base that has betas takes adam_beta1, adam_beta2
+               and adam_epsilon of the training arguments, unless its base_options say otherwise
 
     `train_dataset` is this node's own, and is not split. All nodes make the same number of steps, as many as the
     largest data set has; the others start over. `eval_dataset` is the same on all nodes, and its batches are divided
@@ -86,9 +88,19 @@ class DgtTrainer(Trainer):
                 lr=self.args.learning_rate,
                 network=self.network,
                 model=self.model,
-                **self._options,
+                **self._options_with_arguments(),
             )
         return self.optimizer
+
+    def _options_with_arguments(self) -> dict[str, Any]:
+        kind, own = self._options.get("base"), dict(self._options.get("base_options") or {})
+        if kind is None:
+            return self._options
+        known = Base(kind, own).defaults
+        if "betas" in known:
+            arguments = {"betas": (self.args.adam_beta1, self.args.adam_beta2), "eps": self.args.adam_epsilon}
+            own = {key: value for key, value in arguments.items() if key in known} | own
+        return self._options | {"base_options": own}
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """Of this node's gradient; Trainer would measure it by clipping at infinity, when buckets have left already."""
