@@ -14,7 +14,7 @@ from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(180)
 
-STEPS = 1200
+STEPS = 500
 RIGHT: list[tuple[float, dict[str, Any]]] = [
     (0.1, {}),
     (0.02, {"momentum": 0.9}),

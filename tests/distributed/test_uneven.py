@@ -122,7 +122,7 @@ DIFFERENT = {
     "dsgd": (Schedule(dgt.DSGD), NEIGHBOURS),
     "allreduce": (Schedule(dgt.AllReduce), "ranks disagree on lr: 0.05 on rank 0; 0.025 on rank 1"),
     "allreduce in few bits": (Schedule(dgt.AllReduce, dtype=torch.bfloat16), "disagree on lr: 0.05 on rank 0; 0.025"),
-    "weight_decay": (Schedule(what="weight_decay"), "a weight_decay, or .* is another one on neighbour . at iteration"),
+    "weight_decay": (Schedule(what="weight_decay"), "a weight_decay, momentum or beta.* is another one on neighbour"),
 }  # fmt: skip
 
 
