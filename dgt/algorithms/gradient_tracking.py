@@ -55,8 +55,8 @@ class GradientTracking(NeighbourOptimizer):
     overlap, wire, local_steps, bucket_mb, model   how vectors travel: see `NeighbourOptimizer`
 
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
-    with three inboxes: eight, whatever the degree. A narrow wire needs up to four more; momentum one; a base one, and
-    what it keeps itself.
+    with three inboxes: eight, whatever the degree. A narrow wire needs up to four more; momentum one; a base one
+    (predicted three), and what it keeps itself.
     """
 
     @dataclass(slots=True, kw_only=True)

@@ -196,9 +196,7 @@ class Base:
                     "elementwise one, such as adamw"
                 ) from None
         group = optimizer.param_groups[0]
-        changed = [
-            key for key, value in self.defaults.items() if key in group and group[key] is not value != group[key]
-        ]
+        changed = [key for key, value in self.defaults.items() if group.get(key, value) != value]
         if changed:
             raise ConfigError(
                 f"base={self.name}: it keeps state ({', '.join(changed)}) in its parameter groups, which are the "
