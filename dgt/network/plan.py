@@ -11,6 +11,12 @@ mean and variance need one backward trajectory r_t = (M^T)^t (0, pi), whatever t
     p' = W^T (p + G H s) - G H s,   s' = W^T (s - a (p + G H s)),   r = (p, s)
     E q_t = r_t^T x_0,   Var q_t = sigma^2 sum_{k<t} |G (s_{k+1} - s_k)|^2
 
+Momentum b tracks d_t = c g_t + e m_{t-1} in place of g_t, with m_t = b m_{t-1} + g_t and (c, e) = (1, b), or with
+Nesterov (1 + b, b^2). Then u_t = y_t - c sigma G xi_t, x_t = (theta_t - theta*, u_t, m_{t-1} - m*), r = (p, s, m):
+
+    p' = W^T (p + c G H s) - c G H s + H (e G s + m),   s' = W^T (s - a (p + c G H s)),   m' = b m - e (1 - b) G s
+    q_t = pi^T G H (theta_t - theta*),   Var q_t = sigma^2 sum_{k<t} |c G (s_{k+1} - s_k) + e G s_k + m_k|^2
+
 Nothing is sampled: what is left to chance is only which problem is drawn (h, b and the start).
 """
 
@@ -30,6 +36,7 @@ from dgt.network.mixing import Strategy, mixing_matrix, strategy
 from dgt.network.weights import Weights
 
 Array = npt.NDArray[np.float64]
+Vectors = tuple[Array, Array, Array]  # parts of theta, of the tracker, of the momentum: zeros where there is none
 Item = TypeVar("Item")
 
 EXACT_NODES = 200  # up to here the contraction is an eigenvalue, above a growth rate
@@ -68,31 +75,65 @@ class System:
     plan: Strategy
     W: scipy.sparse.csr_array
     backwards: scipy.sparse.csr_array  # W^T
+    momentum: float = 0.0
+    nesterov: bool = False
 
     @classmethod
-    def of(cls, graph: nx.Graph, weights: Weights, name: str, laziness: float) -> System:
+    def of(
+        cls,
+        graph: nx.Graph,
+        weights: Weights,
+        name: str,
+        laziness: float,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+    ) -> System:
         plan = strategy(name, weights)
         W = mixing_matrix(graph, plan.mixing_weights, laziness)
-        return cls(plan, W, W.T.tocsr())
+        return cls(plan, W, W.T.tocsr(), momentum, nesterov)
 
-    def back(self, p: Array, s: Array, curvature: Array, lr: float | Array) -> tuple[Array, Array]:
-        """(p', s') = M^T (p, s), one column per draw; `lr` may have one entry per column."""
-        pulled = self.plan.gradient_scale[:, None] * curvature * s
+    @property
+    def of_direction(self) -> tuple[float, float]:
+        """(c, e) of d_t = c g_t + e m_{t-1}."""
+        b = self.momentum
+        return (1 + b, b * b) if self.nesterov else (1.0, b)
+
+    def back(self, r: Vectors, curvature: Array, lr: float | Array) -> Vectors:
+        """r' = M^T r, one column per draw; `lr` may have one entry per column."""
+        p, s, m = r
+        c, e = self.of_direction
+        G = self.plan.gradient_scale[:, None]
+        pulled = c * G * curvature * s
         direction = p + pulled
         mixed = self.backwards @ np.concatenate([direction, s - lr * direction], axis=1)
         columns = p.shape[1]
-        return mixed[:, :columns] - pulled, mixed[:, columns:]
+        p, s_before, s = mixed[:, :columns] - pulled, s, mixed[:, columns:]
+        if self.momentum:
+            p = p + curvature * (e * G * s_before + m)
+            m = self.momentum * m - e * (1 - self.momentum) * G * s_before
+        return p, s, m
 
-    def invariant(self, curvature: Array) -> tuple[Array, Array]:
-        """l = (-G H pi, pi), l^T M = l^T: what x_0 and the noise have no part of."""
+    def noise_gain(self, before: Vectors, after: Vectors) -> Array:
+        """N^T r / sigma of r and the r' that follows."""
+        (_, s, m), (_, s_after, _) = before, after
+        c, e = self.of_direction
+        G = self.plan.gradient_scale[:, None]
+        return c * G * (s_after - s) + (e * G * s + m if self.momentum else 0.0)
+
+    def invariant(self, curvature: Array) -> Vectors:
+        """l = (-c G H pi, pi, -e G pi), l^T M = l^T: what x_0 and the noise have no part of."""
         pi = np.repeat(self.plan.average_weights[:, None], curvature.shape[1], axis=1)
-        return -self.plan.gradient_scale[:, None] * curvature * pi, pi
+        c, e = self.of_direction
+        G = self.plan.gradient_scale[:, None]
+        return -c * G * curvature * pi, pi, -e * G * pi
 
 
 def expected_norms(system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int]) -> Array:
     """E |1/n sum_i lambda_i grad F_i(theta_i)| at these iterations: [times, draws]; inf once it overflows."""
     n, draws, dimension = quadratic.pull.shape
-    r = np.zeros((n, draws, 1)), np.tile(system.plan.average_weights[:, None, None], (1, draws, 1))
+    share = (system.plan.average_weights * system.plan.gradient_scale)[:, None] * quadratic.curvature
+    nothing = np.zeros((n, draws, 1))
+    r = share[..., None], nothing, nothing
     with np.errstate(all="ignore"):
         moments = _moments(system, weights, quadratic, lr, times, r)
         norms = [expected_norm((mean[:, 0] ** 2).sum(-1), variance[:, 0], dimension) for mean, variance in moments]
@@ -112,33 +153,38 @@ def expected_consensus(
     rows = signs * np.sqrt(weights / n)[:, None, None]
     p = np.tile(rows - system.plan.average_weights[:, None, None] * rows.sum(0), (1, draws, 1))
     with np.errstate(all="ignore"):
-        moments = _moments(system, weights, quadratic, lr, times, (p, np.zeros_like(p)))
+        moments = _moments(system, weights, quadratic, lr, times, (p, np.zeros_like(p), np.zeros_like(p)))
         squares = [(mean**2).sum(-1) + dimension * variance for mean, variance in moments]
         return _or_infinite(np.sqrt(np.array(squares).mean(-1)))
 
 
 def _moments(
-    system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int], r: tuple[Array, Array]
+    system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int], r: Vectors
 ) -> Iterator[tuple[Array, Array]]:
     """Mean [draws, vectors, dimension] and variance [draws, vectors] of r^T x_t at these times, ascending.
 
-    r is (p, s), each [nodes, draws, vectors], without a part of the invariant direction.
+    Each part of r is [nodes, draws, vectors]; r has no part of the invariant direction.
     """
     n, draws, vectors = r[0].shape
-    G = system.plan.gradient_scale[:, None]
-    theta = quadratic.start - quadratic.optimum(weights)
-    u = G[..., None] * (quadratic.curvature[..., None] * quadratic.start - quadratic.pull)
-    x = np.ascontiguousarray(np.concatenate([theta, u]).transpose(1, 0, 2))  # [draws, 2 nodes, dimension]
-    p, s = (half.reshape(n, -1) for half in r)
+    optimum = quadratic.optimum(weights)
+    c, _ = system.of_direction
+    theta = quadratic.start - optimum
+    u = (
+        c
+        * system.plan.gradient_scale[:, None, None]
+        * (quadratic.curvature[..., None] * quadratic.start - quadratic.pull)
+    )
+    settled = (quadratic.curvature[..., None] * optimum - quadratic.pull) / (1 - system.momentum)  # m*
+    x = np.ascontiguousarray(np.concatenate([theta, u, -settled]).transpose(1, 0, 2))  # [draws, 3 nodes, dimension]
+    r = r[0].reshape(n, -1), r[1].reshape(n, -1), r[2].reshape(n, -1)
     curvature, variance = np.repeat(quadratic.curvature, vectors, axis=1), np.zeros(draws * vectors)
     wanted = set(times)
     for t in range(max(times) + 1):
         if t in wanted:
-            rows = np.concatenate([p, s]).reshape(2 * n, draws, vectors).transpose(1, 2, 0)
+            rows = np.concatenate(r).reshape(3 * n, draws, vectors).transpose(1, 2, 0)
             yield np.matmul(rows, x), variance.reshape(draws, vectors)
-        before = s
-        p, s = system.back(p, s, curvature, lr)
-        variance = variance + quadratic.noise**2 * ((G * (s - before)) ** 2).sum(0)
+        before, r = r, system.back(r, curvature, lr)
+        variance = variance + quadratic.noise**2 * (system.noise_gain(before, r) ** 2).sum(0)
 
 
 def _or_infinite(values: Array) -> Array:
@@ -260,10 +306,12 @@ def contraction(system: System, curvature: Array, lr: float) -> float:
     n = curvature.size
     if n > EXACT_NODES:
         return float(_growth(system, curvature[:, None], np.array([lr]), 4 * GROWTH_STEPS)[0])
-    W, GH = system.W.toarray(), (system.plan.gradient_scale * curvature)[:, None]
-    M = np.block([[W, -lr * W], [GH * (W - np.eye(n)), W - lr * GH * W]])
-    # shifts the eigenvalue 1 of the invariant direction, right (1, 0) and left l, to 0
-    left = np.concatenate([v[:, 0] for v in system.invariant(curvature[:, None])])
+    columns = np.eye(3 * n) if system.momentum else np.eye(3 * n)[:, : 2 * n]
+    p, s, m = np.split(columns, 3)
+    back = np.concatenate(system.back((p, s, m), np.repeat(curvature[:, None], columns.shape[1], axis=1), lr))
+    M = back[: columns.shape[1]].T
+    # shifts the eigenvalue 1 of the invariant direction, right (1, 0, 0) and left l, to 0
+    left = np.concatenate([v[:, 0] for v in system.invariant(curvature[:, None])])[: len(M)]
     M[:n] -= left[None] / left[:n].sum()
     return float(np.abs(np.linalg.eigvals(M)).max())
 
@@ -285,7 +333,8 @@ def _stable_step(system: System, curvature: Array) -> float:
     """Of one draw, [nodes], from below."""
     columns = curvature[:, None]
     pulls = system.plan.gradient_scale * curvature
-    low, high = 0.1 / float(pulls.max()), 4.0 / float(system.plan.average_weights @ pulls)  # the average needs 2
+    b = system.momentum
+    low, high = 0.1 * (1 - b) / float(pulls.max()), 4.0 * (1 + b) / float(system.plan.average_weights @ pulls)
     for tried in STEPS_TRIED:
         steps = np.geomspace(low, high, tried)
         stable = _growth(system, columns, steps, GROWTH_STEPS) < 1
@@ -299,12 +348,12 @@ def _growth(system: System, curvature: Array, lr: Array, steps: int) -> Array:
     columns = np.broadcast_to(curvature, (len(curvature), lr.size))
     random = np.random.default_rng(0).standard_normal((2, len(curvature), 1))
     p, s = (np.repeat(half, lr.size, axis=1) for half in random)
-    left = system.invariant(columns)
+    r, left = (p, s, np.zeros_like(p)), system.invariant(columns)
     grown = np.zeros(lr.size)
     for t in range(steps + 1):
-        share = p.sum(0) / left[0].sum(0)  # rounding brings it back
-        p, s = p - share * left[0], s - share * left[1]
-        length = np.sqrt((p**2).sum(0) + (s**2).sum(0))
+        share = r[0].sum(0) / left[0].sum(0)  # rounding brings it back
+        p, s, m = (part - share * of_left for part, of_left in zip(r, left, strict=True))
+        length = np.sqrt((p**2).sum(0) + (s**2).sum(0) + (m**2).sum(0))
         grown += np.log(length) if t > steps // 2 else 0.0
-        p, s = system.back(p / length, s / length, columns, lr)  # of length one: else quick graphs underflow to nothing
+        r = system.back((p / length, s / length, m / length), columns, lr)  # of length one: else it may underflow
     return np.exp(grown / (steps - steps // 2))

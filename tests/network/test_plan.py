@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -16,6 +17,7 @@ from dgt.network.plan import Advantage, Prediction, Quadratic, System
 from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings
 
+MOMENTA: list[dict[str, Any]] = [{}, {"momentum": 0.8}, {"momentum": 0.8, "nesterov": True}]
 WEIGHTS = weights.normalise([0.3, 0.8, 1.0, 0.9, 2.0, 2.2, 1.2])
 
 
@@ -26,10 +28,16 @@ def drawn(nodes: int, noise: float, seeds: range, dimension: int = 4) -> tuple[L
 
 
 def runs(
-    problem: reference.StackedProblem, graph: nx.Graph, node_weights: Weights, name: str, lr: float, iterations: int
+    problem: reference.StackedProblem,
+    graph: nx.Graph,
+    node_weights: Weights,
+    name: str,
+    lr: float,
+    iterations: int,
+    **settings: Any,
 ) -> Iterator[reference.State]:
     return reference.states(
-        "gradient_tracking", problem, graph, node_weights, name, laziness=0.3, lr=lr, iterations=iterations
+        "gradient_tracking", problem, graph, node_weights, name, laziness=0.3, lr=lr, iterations=iterations, **settings
     )
 
 
@@ -38,13 +46,14 @@ def weighted_gradients(quadratic: Quadratic, node_weights: Weights, theta: np.nd
     return np.linalg.norm(np.tensordot(node_weights / node_weights.size, gradients, 1), axis=-1)
 
 
+@pytest.mark.parametrize("momentum", MOMENTA)
 @pytest.mark.parametrize("name", ["I", "II"])
-def test_without_noise_the_prediction_is_the_run(name: str) -> None:
-    graph = graphs.grid(7)
+def test_without_noise_the_prediction_is_the_run(name: str, momentum: dict[str, Any]) -> None:
+    graph, lr = graphs.grid(7), 0.004 if momentum else 0.03
     problem, quadratic = drawn(7, 0.0, range(3))
-    system, times = System.of(graph, WEIGHTS, name, 0.3), [0, 1, 2, 7, 40, 90]
-    norms = plan.expected_norms(system, WEIGHTS, quadratic, 0.03, times)
-    states = [state for state in runs(problem, graph, WEIGHTS, name, 0.03, 90) if state.iteration in times]
+    system, times = System.of(graph, WEIGHTS, name, 0.3, **momentum), [0, 1, 2, 7, 40, 90]
+    norms = plan.expected_norms(system, WEIGHTS, quadratic, lr, times)
+    states = [state for state in runs(problem, graph, WEIGHTS, name, lr, 90, **momentum) if state.iteration in times]
     for norm, state in zip(norms, states, strict=True):
         assert norm == pytest.approx(weighted_gradients(quadratic, WEIGHTS, state.theta), rel=1e-9)
 
@@ -64,16 +73,17 @@ class Noisy:
         return {}
 
 
+@pytest.mark.parametrize("momentum", MOMENTA)
 @pytest.mark.parametrize("name", ["I", "II"])
-def test_with_noise_the_prediction_is_the_mean_of_many_runs(name: str) -> None:
-    graph, copies, times = graphs.ring(7), 1000, [0, 1, 3, 10, 60]
+def test_with_noise_the_prediction_is_the_mean_of_many_runs(name: str, momentum: dict[str, Any]) -> None:
+    graph, copies, times, lr = graphs.ring(7), 1000, [0, 1, 3, 10, 60], 0.006 if momentum else 0.03
     _, quadratic = drawn(7, 2.0, range(1))
-    system = System.of(graph, WEIGHTS, name, 0.3)
-    norms = plan.expected_norms(system, WEIGHTS, quadratic, 0.03, times)[:, 0]
-    consensus = plan.expected_consensus(system, WEIGHTS, quadratic, 0.03, times, probes=0)[:, 0]
-    estimate = plan.expected_consensus(system, WEIGHTS, quadratic, 0.03, times, probes=400)[:, 0]
+    system = System.of(graph, WEIGHTS, name, 0.3, **momentum)
+    norms = plan.expected_norms(system, WEIGHTS, quadratic, lr, times)[:, 0]
+    consensus = plan.expected_consensus(system, WEIGHTS, quadratic, lr, times, probes=0)[:, 0]
+    estimate = plan.expected_consensus(system, WEIGHTS, quadratic, lr, times, probes=400)[:, 0]
     assert estimate == pytest.approx(consensus, rel=0.1)
-    found = list(runs(Noisy(quadratic, copies), graph, WEIGHTS, name, 0.03, 60))
+    found = list(runs(Noisy(quadratic, copies), graph, WEIGHTS, name, lr, 60, **momentum))
     for t, norm, apart in zip(times, norms, consensus, strict=True):
         theta = found[t].theta
         measured = weighted_gradients(quadratic, WEIGHTS, theta)
@@ -93,16 +103,18 @@ def test_the_norm_of_a_gaussian_vector(dimension: int, mean: float) -> None:
     assert plan.expected_norm(np.array([mean**2]), np.array([0.0]), dimension)[0] == mean
 
 
+@pytest.mark.parametrize("momentum", MOMENTA)
 @pytest.mark.parametrize("name", ["I", "II"])
-def test_contraction_is_the_rate_at_which_runs_converge(name: str) -> None:
-    graph = graphs.ring(7)
+def test_contraction_is_the_rate_at_which_runs_converge(name: str, momentum: dict[str, Any]) -> None:
+    graph, lr = graphs.ring(7), 0.004 if momentum else 0.05
     problem, quadratic = drawn(7, 0.0, range(1))
-    rate = plan.contraction(System.of(graph, WEIGHTS, name, 0.3), quadratic.curvature[:, 0], 0.05)
+    rate = plan.contraction(System.of(graph, WEIGHTS, name, 0.3, **momentum), quadratic.curvature[:, 0], lr)
     distance = [
         np.linalg.norm(state.theta - quadratic.optimum(WEIGHTS))
-        for state in runs(problem, graph, WEIGHTS, name, 0.05, 250)
+        for state in runs(problem, graph, WEIGHTS, name, lr, 250, **momentum)
     ]
-    assert (distance[250] / distance[150]) ** 0.01 == pytest.approx(rate, abs=1e-3)
+    swings = 3e-3 if momentum else 1e-3  # the eigenvalues of momentum are complex
+    assert (distance[250] / distance[150]) ** 0.01 == pytest.approx(rate, abs=swings)
 
 
 def test_contraction_of_equal_curvatures_is_that_of_the_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +130,10 @@ def test_contraction_of_equal_curvatures_is_that_of_the_eigenvalues(monkeypatch:
 
 @pytest.mark.parametrize("name", ["I", "II"])
 @pytest.mark.parametrize("topology", ["ring", "star", "complete"])
-def test_the_largest_stable_step_is_on_the_edge(name: str, topology: str) -> None:
+@pytest.mark.parametrize("momentum", MOMENTA)
+def test_the_largest_stable_step_is_on_the_edge(name: str, topology: str, momentum: dict[str, Any]) -> None:
     """Of the draw that is first to diverge."""
-    system = System.of(getattr(graphs, topology)(7), WEIGHTS, name, 0.3)
+    system = System.of(getattr(graphs, topology)(7), WEIGHTS, name, 0.3, **momentum)
     curvature = drawn(7, 0.0, range(8))[1].curvature
     step, hardest = plan.largest_stable_step(system, curvature)
     rates, beyond = ([plan.contraction(system, draw, lr) for draw in curvature.T] for lr in (step, 1.03 * step))

@@ -22,12 +22,15 @@ from dgt.network import spectral, theory
 from dgt.network.plan import Prediction, Quadratic, System
 from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings, smoothness
+from dgt.processes import environment
 from dgt.processes.placement import Placement
 from dgt.training.setup import network_of
+from dgt.training.step_size import Found
 
 MOST_NUMBERS = 3_000_000  # bound on nodes x draws x dimension: larger networks have fewer draws
 ONE_MESSAGE = 2**16  # bytes up to which z and y are one message, which overlaps with no computation
 STEP_SHARES = np.geomspace(0.02, 0.9, 16)  # candidates for the step size, as shares of the largest stable one
+BASE_MOMENTUM = 0.9
 SAME = 1e-9  # relative difference below which values are equal but for rounding
 
 
@@ -84,7 +87,8 @@ class Row:
     mean_degree: float
     gap: float
     contraction: float
-    lr_proved: float
+    lr_proved: float | None
+    """Of plain gradient tracking."""
     lr_stable: float
     bytes: int
     """Sent per iteration by the node with most neighbours."""
@@ -136,6 +140,8 @@ class Plan:
     best_lr: float | None
     """Of the first row, for least squares."""
     best_lr_error: float | None
+    found: Found | None = None
+    """Trials of the first row's run, if they were asked for."""
 
     @property
     def best(self) -> Row:
@@ -196,14 +202,13 @@ def _largest_degree(graph: nx.Graph) -> int:
     return max(degree for _, degree in graph.degree)
 
 
-def model_numbers(config: Config, settings: PlanConfig) -> int:
+def model_numbers(config: Config, settings: PlanConfig, weights: Weights) -> int:
     """Parameters of the model that will be trained."""
     if settings.parameters is not None:
         return settings.parameters
-    count = problems.parameter_count(config)
-    if count is None:
-        raise ConfigError(f"problem={config.problem.name}: say how large the model is, parameters=COUNT")
-    return count
+    if config.problem.target is not None:
+        problems.custom.check(config.problem)
+    return problems.parameter_count(config, weights, environment.cache_dir())
 
 
 def width_of(config: Config) -> int:
@@ -229,7 +234,16 @@ def _is_quadratic(config: Config) -> bool:
 
 
 def step_of(config: Config) -> float:
-    return config.lr if _is_quadratic(config) else Config().lr
+    """Of the least squares that are predicted: a step of momentum b moves lr / (1 - b) in the long run."""
+    return float(config.lr) if _is_quadratic(config) else Config().lr * (1 - momentum_of(config)[0])
+
+
+def momentum_of(config: Config) -> tuple[float, bool]:
+    """Momentum, and whether it is Nesterov's; for a base the usual first moment of Adam stands in."""
+    values = config.algorithm.values
+    if values.get("base") is not None:
+        return BASE_MOMENTUM, False
+    return float(values.get("momentum") or 0.0), bool(values.get("nesterov"))
 
 
 def examine(
@@ -242,7 +256,8 @@ def examine(
     bytes_per_neighbour: int,
 ) -> Row:
     """One strategy on one graph, in numbers."""
-    system = System.of(graph, weights, config.strategy.name, config.laziness)
+    momentum, nesterov = momentum_of(config)
+    system = System.of(graph, weights, config.strategy.name, config.laziness, momentum, nesterov)
     spectrum = spectral.spectrum_of(system.W, system.plan.mixing_weights)
     on = theory.OnNetwork(
         config.strategy.name, int(weights.size), spectrum.rho, float(system.plan.gradient_scale.max()),
@@ -269,7 +284,7 @@ def examine(
         mean_degree=mean_degree,
         gap=spectrum.gap,
         contraction=rate,
-        lr_proved=theory.step_limit(on, smoothness(_stand_in(config))),
+        lr_proved=None if momentum else theory.step_limit(on, smoothness(_stand_in(config))),
         lr_stable=stable,
         bytes=degree * bytes_per_neighbour,
         mean_bytes=mean_degree * bytes_per_neighbour,
