@@ -7,10 +7,11 @@ from typing import Any
 
 from dgt.config import registry
 from dgt.config.choices import AlgorithmConfig, ProblemConfig, ScheduleConfig, TopologyConfig
-from dgt.config.schema import TRANSPORTS, WIRES, Config
+from dgt.config.schema import AUTO, TRANSPORTS, WIRES, Config
 from dgt.config.sections import STRATEGIES, CheckpointConfig, StopConfig, StrategyConfig, WeightsConfig
 
 __all__ = [
+    "AUTO",
     "STRATEGIES",
     "TRANSPORTS",
     "WIRES",

@@ -35,6 +35,9 @@ PLACEMENTS = ("none", "graph")
 ON_PEER_LOSS = ("stop", "continue")
 MACHINERY = {"wire": "full", "local_steps": 1, "bucket_mb": 0, "overlap": True}
 """What the exchange can do for an algorithm that `supports` it, and the values that ask for nothing."""
+AUTO = "auto"
+BASE_LR = 0.003
+"""The step size with an optimizer of torch, most of which normalise their step."""
 LR = 0.02
 """The step size of problems that do not say another: `Problem.usual_lr`."""
 
@@ -59,9 +62,13 @@ class Config:
     laziness: float = setting(
         0.3, "epsilon in W = (1 - epsilon) P + epsilon I", low=0, high=1, open_low=True, open_high=True
     )
-    lr: float = setting(
-        None, "step size alpha, where the schedule starts or peaks; null: the problem's own", low=0, open_low=True
-    )  # never None once the problem is known
+    lr: Any = setting(
+        None,
+        "step size alpha, where the schedule starts or peaks; auto: found by short trials; null: the problem's own, "
+        "times 1 - momentum, or 0.003 with a base",
+        low=0,
+        open_low=True,
+    )  # a float, or AUTO until `training/step_size.py` has found it; never None once the problem is known
     iterations: int = setting(300, "number of updates", low=0)
     epochs: int | None = setting(
         None, "in place of iterations: how often all training samples are seen, those of all nodes together", low=1
@@ -113,6 +120,7 @@ class Config:
     run_dir: str | None = setting(None, "where to write; null: runs/<time>-<problem>-<weights>-<topology>-<strategy>")
 
     def __post_init__(self) -> None:
+        self._check_lr()
         check_settings(self)
         for seed in self.seeds:
             check_range("seed", seed, 0, 2**63 - 1)
@@ -143,7 +151,29 @@ class Config:
 
     def _take_usual_lr(self) -> None:
         if self.lr is None:
-            self.lr = getattr(self.problem.kind, "usual_lr", LR)
+            self.lr = self.usual_lr
+
+    @property
+    def usual_lr(self) -> float:
+        """The problem's own step size; (1 - b) of it with momentum b, which moves as far; that of Adam with a base."""
+        values = self.algorithm.values
+        if values.get("base") is not None:
+            return BASE_LR
+        usual: float = getattr(self.problem.kind, "usual_lr", LR)
+        return float(f"{usual * (1 - float(values.get('momentum') or 0)):.12g}")
+
+    def _check_lr(self) -> None:
+        if type(self.lr) is int:
+            self.lr = float(self.lr)
+        if self.lr is not None and self.lr != AUTO and not isinstance(self.lr, float):
+            raise ConfigError(f"lr={self.lr}: must be a number above 0, or auto")
+        if self.lr == AUTO and self.warm_start:
+            raise ConfigError("lr=auto: looks for a step from the usual start, not from warm_start=true; give a number")
+
+    def check_lr_is_known(self, command: str) -> None:
+        """Refuse lr=auto where no trials are made."""
+        if self.lr == AUTO:
+            raise ConfigError(f"lr=auto: dgt {command} makes no trials; take the lr that dgt plan lr=find suggests")
 
     def _check_machinery(self) -> None:
         """Refuse what the algorithm has no use for."""

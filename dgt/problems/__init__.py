@@ -106,6 +106,11 @@ def data_sizes(config: Config, nodes: int) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def parameter_count(config: Config) -> int | None:
-    """Parameters of the problem's model; None where it does not say."""
-    return class_of(config).parameter_count(settings_of(config))
+def parameter_count(config: Config, weights: Weights, cache: Path) -> int:
+    """Parameters of the problem's model, which is made where its class does not say; arguments as of `from_config`."""
+    count = class_of(config).parameter_count(settings_of(config))
+    if count is not None:
+        return count
+    flat: list[Any] = list(from_config(config, weights, 0, [config.seed], "cpu", cache).parameters())
+    groups = [group["params"] if isinstance(group, dict) else [group] for group in flat]
+    return sum(parameter.numel() for group in groups for parameter in group)

@@ -17,6 +17,7 @@ from dgt.processes.agreement import broadcast_text, together
 from dgt.processes.node import Node
 from dgt.runs.claiming import goes_on, refuse_results
 from dgt.runs.holding import hold
+from dgt.training import step_size
 from dgt.training.ending import Stopped
 from dgt.training.guard import RunGuard
 from dgt.training.trainer import train
@@ -47,6 +48,7 @@ class TrainJob:
         lock = hold(node, Path(run_dir), f"run_dir={run_dir}", token, log.info)
         try:
             together(node, lambda: None if goes_on(config) or not node.is_main else refuse_results(Path(run_dir)))
+            config = step_size.with_lr(config, node, self.weights, self.drawn, log.info)
             with RunGuard(config, start, self.command, self.show, lock) as guard:
                 return train(config, node, self.weights, self.drawn, guard)
         finally:

@@ -15,12 +15,20 @@ TINY = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 class Stepping:
-    """Of one optimizer, whose parameter groups have the lr that they were made with."""
+    """Of one optimizer, whose parameter groups have the lr that they were made with.
+
+    schedule  in place of the config's
+    """
 
     def __init__(
-        self, config: Config, problem: Problem, optimizer: DecentralizedOptimizer, device: torch.device
+        self,
+        config: Config,
+        problem: Problem,
+        optimizer: DecentralizedOptimizer,
+        device: torch.device,
+        schedule: schedules.Schedule | None = None,
     ) -> None:
-        schedule = schedules.of(config)
+        schedule = schedule or schedules.of(config)
         self._schedule = None if schedule.is_constant else schedule
         self._optimizer = optimizer
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]

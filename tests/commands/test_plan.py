@@ -150,7 +150,6 @@ def test_other_problems_are_planned_on_least_squares() -> None:
         (["lr=0.01,0.02"], "lr: dgt plan varies topology; give one lr"),
         (["algorithm=dsgd"], "algorithm=dsgd: dgt plan is about gradient_tracking"),
         (["local_steps=2"], "local_steps=2: dgt plan predicts one exchange per step"),
-        (["problem=text"], "problem=text: say how large the model is, parameters=COUNT"),
         (["topology.radius=0.5"], "topology.radius: .* no such key"),
         (["weights=[1]"], "a network of one node has nothing to choose"),
         (["iterations=0"], "iterations=0: dgt plan needs at least 1"),

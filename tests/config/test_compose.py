@@ -84,7 +84,9 @@ def test_what_is_swept_is_known_run_by_run() -> None:
 def test_lr_is_the_problems_own_unless_it_is_given() -> None:
     assert [compose([f"problem={name}"]).lr for name in ("least_squares", "text", "cifar10")] == [0.02, 0.3, 0.1]
     assert compose(["problem=text", "lr=0.5"]).lr == compose(["experiment=text", "lr=0.5"]).lr == 0.5
-    assert compose(["experiment=text", "lr=null"]).to_dict()["lr"] == 0.3
+    assert compose(["experiment=text", "lr=null"]).to_dict()["lr"] == 0.003  # with AdamW
+    assert compose(["problem=text", "lr=null"]).lr == 0.3
+    assert compose(["problem=text", "algorithm.momentum=0.9"]).lr == 0.03
     config = compose(["problem._target_=tests.distributed.problems.Noisy"])
     assert Config.from_dict(config.to_dict()) == config
     config.check_targets()

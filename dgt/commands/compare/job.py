@@ -163,6 +163,7 @@ def check(configs: Sequence[Config], seeds: Sequence[int], placement: Placement)
             problems.check(config, weights)
         config.iterations = problems.iterations_of(config, int(weights.size))
         config.check_targets()
+        config.check_lr_is_known("compare")
         schedules.of(config)
 
 

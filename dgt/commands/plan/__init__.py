@@ -1,7 +1,7 @@
 """`dgt plan`: for given weights, which strategy on which graph, how large a step, how many bytes.
 
-`planning.py` goes from overrides to a ranked list, `candidates.py` examines one network, `words.py` prints it; the
-mathematics is in `network/plan.py`.
+`planning.py` goes from overrides to a ranked list, `candidates.py` examines one network, `finding.py` makes the trials
+of lr=find, `words.py` prints it; the mathematics is in `network/plan.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from dgt.commands.base import Command, choices, refuse_ranks
 
 def run(options: argparse.Namespace) -> None:
     """Print the ranked strategies and graphs, and the command that trains the best."""
-    from dgt.commands.plan import planning, words
+    from dgt.commands.plan import finding, planning, words
     from dgt.config import fragment
 
     refuse_ranks("plan")
-    found = planning.plan(options.overrides)
+    finds = finding.WORD in options.overrides
+    found = planning.plan([word for word in options.overrides if word != finding.WORD])
+    if finds:
+        found = finding.with_lr(found)
     answer = planning.as_dict(found)
     folder = found.settings.write
     if folder is not None:
-        fragment.write(found.best.config, folder)
+        fragment.write(planning.advised(found.best.config), folder)
     answer["recommendation"]["reason"] = words.reason(answer)
     print(json.dumps(answer, indent=2) if options.json else words.text(answer, folder))
 

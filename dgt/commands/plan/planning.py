@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dgt import problems
 from dgt.algorithms import GradientTracking
 from dgt.commands.doctor import examination
 from dgt.commands.plan.candidates import (
@@ -26,15 +27,17 @@ from dgt.commands.plan.candidates import (
     decided,
     examine,
     model_numbers,
+    momentum_of,
     quadratic_of,
     sooner,
     step_of,
     width_of,
 )
-from dgt.config import STRATEGIES, Config
+from dgt.config import AUTO, STRATEGIES, Config
 from dgt.config import compose as composing
 from dgt.config.checks import build, close_to
 from dgt.config.fragment import fragment, overrides_of
+from dgt.config.schema import LR
 from dgt.config.settings import documented
 from dgt.errors import ConfigError
 from dgt.network import plan as planner
@@ -42,6 +45,7 @@ from dgt.network.topologies import PROPOSED
 from dgt.processes.placement import Placement
 from dgt.runs.sinks.progress import Progress
 from dgt.training.setup import network_of
+from dgt.training.step_size import Found
 
 BOTH = ("strategy=I,II", "strategy=II,I")  # the same as no strategy at all
 QUICK_NODES = 100  # fewer nodes take so little time that no progress is shown
@@ -61,7 +65,7 @@ def plan(overrides: Sequence[str]) -> Plan:
     if weights.size == 1:
         raise ConfigError("dgt plan: a network of one node has nothing to choose")
     vectors = len(GradientTracking.messages)  # per exchange
-    bytes_per_neighbour = vectors * model_numbers(first, settings) * width_of(first)
+    bytes_per_neighbour = vectors * model_numbers(first, settings, weights) * width_of(first)
     if settings.measure:
         talk = examination.measured(first.transport)
         settings = dataclasses.replace(settings, measure=False, latency=talk.microseconds, bandwidth=talk.gigabytes)
@@ -134,8 +138,10 @@ def candidates(overrides: Sequence[str]) -> tuple[dict[str, Config], bool]:
 
 def check(config: Config) -> None:
     """Raise for settings for which the prediction does not hold."""
-    if config.algorithm.values.get("momentum") or config.algorithm.values.get("base") is not None:
-        raise ConfigError("algorithm: dgt plan predicts plain gradient tracking; leave momentum and base out")
+    config.check_lr_is_known("plan")
+    base = config.algorithm.values.get("base")
+    if base is not None and config.problem.name == "least_squares":  # for others it only stands in
+        raise ConfigError(f"algorithm.base={base}: dgt plan predicts gradient tracking, with momentum or without it")
     if config.algorithm.name != "gradient_tracking":
         raise ConfigError(f"algorithm={config.algorithm.name}: dgt plan is about gradient_tracking; leave it out")
     if config.local_steps != 1:
@@ -173,6 +179,9 @@ def as_dict(found: Plan) -> dict[str, Any]:
         "problem": chosen.problem.name,
         "lr": step_of(chosen),
         "noise": found.noise,
+        "momentum": momentum_of(chosen)[0],
+        "optimizer": chosen.algorithm.values.get("base") or "momentum" * bool(chosen.algorithm.values.get("momentum")),
+        **_trials(found.found),
         "iterations": chosen.iterations,
         "accuracy": settings.accuracy,
         "bandwidth": settings.bandwidth,
@@ -190,9 +199,23 @@ def as_dict(found: Plan) -> dict[str, Any]:
             "best_lr_error": found.best_lr_error,
         },
         # seeds are for the plan and for dgt compare, not for the run that is recommended
-        "overrides": [word for word in overrides_of(chosen) if not word.startswith("seeds=")],
-        "fragment": fragment(chosen),
+        "overrides": [word for word in overrides_of(advised(chosen)) if not word.startswith("seeds=")],
+        "fragment": fragment(advised(chosen)),
     }
+
+
+def advised(config: Config) -> Config:
+    """With lr=auto where nobody has said a step, and the problem does not know one."""
+    knows = problems.class_of(config).usual_lr != LR or config.problem.name == "least_squares"
+    return config if knows or config.lr != config.usual_lr else dataclasses.replace(config, lr=AUTO)
+
+
+def _trials(found: Found | None) -> dict[str, Any]:
+    """Of lr=find; the loss is None where a trial diverged."""
+    if found is None:
+        return {}
+    trials = [dataclasses.asdict(trial) for trial in found.trials]
+    return {"trials": [trial if np.isfinite(trial["loss"]) else {**trial, "loss": None} for trial in trials]}
 
 
 def _row_dict(row: Row) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dgt.report.tables import table
 
+WIDTH = 40  # of the longest bar
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -17,6 +18,8 @@ def text(found: Mapping[str, Any], written: str | None = None) -> str:
     lines += [f"left out: {name} ({why})" for name, why in found["left_out"].items()]
     lines += [_strategies(found), "", reason(found)]
     lines += [*_step_words(found), *_assumptions(found), ""]
+    if "trials" in found:
+        lines += [*curve(found), ""]
     lines += ["dgt train " + shlex.join(found["overrides"])]
     if written is not None:
         lines += [f"dgt train --config-dir {shlex.quote(written)} experiment=plan"]
@@ -24,6 +27,20 @@ def text(found: Mapping[str, Any], written: str | None = None) -> str:
         lines += ["", "the same as a file, FOLDER/experiment/plan.yaml (write=FOLDER writes it):"]
         lines += [f"  {line}" for line in found["fragment"].splitlines()]
     return "\n".join(lines)
+
+
+def curve(found: Mapping[str, Any]) -> Iterator[str]:
+    """The trials of lr=find: lr, loss, and a bar that is longer the lower the loss is."""
+    for steps in sorted({trial["steps"] for trial in found["trials"]}):
+        trials = sorted((one for one in found["trials"] if one["steps"] == steps), key=lambda one: float(one["lr"]))
+        finite = [trial["loss"] for trial in trials if trial["loss"] is not None]
+        low, high = min(finite, default=0.0), max(finite, default=0.0)
+        yield f"{'lr':>10}  {'loss':>8}   after {steps} iterations"
+        for trial in trials:
+            loss = trial["loss"]
+            share = 0.0 if loss is None or high == low else (high - loss) / (high - low)
+            shown = "diverges" if loss is None else f"{loss:>8.4g}   {'#' * round(WIDTH * share)}"
+            yield f"{trial['lr']:>10.3g}  {shown}".rstrip()
 
 
 def reason(found: Mapping[str, Any]) -> str:
@@ -87,7 +104,8 @@ def _step_words(found: Mapping[str, Any]) -> list[str]:
     best, chosen = found["rows"][0], found["recommendation"]
     if found["problem"] != "least_squares":
         return []  # the predicted limits hold for least squares only
-    limits = f"up to {best['lr_stable']:.3g}; proved up to {best['lr_proved']:.2g}"
+    proved = "" if best["lr_proved"] is None else f"; proved up to {best['lr_proved']:.2g}"
+    limits = f"up to {best['lr_stable']:.3g}{proved}"
     words = f"Step size: lr={found['lr']:g} is stable ({limits})"
     if chosen["best_lr"] is not None and chosen["best_lr_error"] < 0.95 * best["error"] and not best["rounding"]:
         words += f"; lr={chosen['best_lr']:.2g} would end at {chosen['best_lr_error']:.3g}"
@@ -100,8 +118,10 @@ def _assumptions(found: Mapping[str, Any]) -> list[str]:
     if sooner and found["noise"] and not found["uniform"]:
         lines += [f"Without gradient noise the other strategy would converge faster in the end on {', '.join(sooner)}."]
     if found["problem"] != "least_squares":
-        stands_in = f"at a constant lr={found['lr']:g}, standing in for {found['problem']}"
-        lines += [f"Convergence is that of least squares {stands_in}."]
+        with_momentum = f" and momentum {found['momentum']:g}" if found["momentum"] else ""
+        stands_in = " with ".join(filter(None, (found["problem"], found["optimizer"])))
+        step = f"at a constant lr={found['lr']:.2g}{with_momentum}"
+        lines += [f"Convergence is that of least squares {step}, standing in for {stands_in}."]
     if found["bandwidth"] is not None:
         lines += [
             f"Time: {found['bandwidth']:.3g} GB/s per node, {found['latency']:.3g} us per message, "
@@ -122,7 +142,7 @@ def _shown(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
         "gap": f"{row['gap']:.3g}",
         "contraction": f"{row['contraction']:.5f}" if row["contraction"] is not None else "",
         "stable lr": f"{row['lr_stable']:.3g}",
-        "proved lr": f"{row['lr_proved']:.2g}",
+        "proved lr": "" if row["lr_proved"] is None else f"{row['lr_proved']:.2g}",
         "degree": str(row["degree"]),
         "sent": size(row["bytes"]),
     }

@@ -61,6 +61,7 @@ def check(config: Config) -> None:
     for key, value in only_ranks.items():
         if getattr(config, key) != value:
             raise ConfigError(f"{key}={getattr(config, key)}: for the ranks of dgt train; dgt simulate has none")
+    config.check_lr_is_known("simulate")
     twin_of(config)
     _check_base(config)
     problems.iterations_of(config, nodes_of(config))
