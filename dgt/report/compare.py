@@ -192,7 +192,7 @@ def text(rows: Sequence[dict[str, Any]], runs: Sequence[Run], seeds: int) -> str
             "Strategy II": f"{row['II']:.4g}",
             "II/I": "I is 0" if row["II/I"] is None else f"{row['II/I']:.3f}",
             "lower": row["lower"],
-            **{name: _word(row.get(name), ".1%") for name in _columns([ACCURACY.metric]) if name in row},
+            **{name.replace("_", " "): _word(row.get(name), ".1%") for name in _columns(SHARES) if name in row},
             **{name: _word(row.get(name), ".4g") for name in _columns(own[:FEW]) if name in row},
         }
         for row in rows
@@ -206,7 +206,18 @@ def text(rows: Sequence[dict[str, Any]], runs: Sequence[Run], seeds: int) -> str
     number = f"{seeds} seed{'s' if seeds > 1 else ''}"
     what = f"{measure.label}, mean of the {measure.late_words} of the iterations{further}, {number}"
     left = f"\nmore metrics at the end in {layout.SUMMARY}: {', '.join(own[FEW:])}" if own[FEW:] else ""
-    return f"{what}\n\n{table(shown)}\n{_differences(rows, measure)}\n{verdict}{left}"
+    return f"{what}\n\n{table(shown)}\n{_differences(rows, measure)}\n{verdict}{left}{_warning(runs, measure)}"
+
+
+def _warning(runs: Sequence[Run], measure: measures.Measure) -> str:
+    """Where the verdict is by a loss that a node can lower by going its own way."""
+    skewed = any((run.config.get("problem") or {}).get("partition") == "dirichlet" for run in runs)
+    if measure is not measures.LOSS or not skewed:
+        return ""
+    return (
+        "\nNodes have unequal labels: the interval loss is of each node's own labels, which a model that disagrees with "
+        "the others fits best; judge by the accuracies."
+    )
 
 
 def _word(value: float | None, digits: str) -> str:

@@ -215,7 +215,7 @@ class Pair:
         return bool(np.sign(self.planned.share) == np.sign(self.happens.share))
 
 
-def pairs(count: int, seed: int) -> Iterator[Pair]:
+def pairs(count: int, seed: int, momentum: float = 0.0) -> Iterator[Pair]:
     """Random weights, graphs, step sizes and noise; the runs draw problems and noise from seeds the plan has not."""
     random, times = np.random.default_rng(seed), list(range(0, 151, 3))
     for _ in range(count):
@@ -227,11 +227,13 @@ def pairs(count: int, seed: int) -> Iterator[Pair]:
         _, quadratic = drawn(n, noise, range(10), dimension=10)
         other, others = drawn(n, noise, range(500, 510), dimension=10)
         expected, measured = {}, {}
+        lr *= 1 - momentum
         for name in ("I", "II"):
-            expected[name] = plan.predict(System.of(graph, node_weights, name, 0.3), node_weights, quadratic, lr, times)
+            system = System.of(graph, node_weights, name, 0.3, momentum)
+            expected[name] = plan.predict(system, node_weights, quadratic, lr, times)
             norms = [
                 weighted_gradients(others, node_weights, state.theta)
-                for state in runs(other, graph, node_weights, name, lr, 150)
+                for state in runs(other, graph, node_weights, name, lr, 150, momentum=momentum)
                 if state.iteration in times
             ]
             measured[name] = Prediction(times, np.array(norms), np.array(norms))
@@ -253,8 +255,11 @@ def test_the_choice_of_strategy_is_what_converges_faster_on_pairs_not_seen_befor
 
 @pytest.mark.trials
 @pytest.mark.timeout(1200)
-def test_the_choice_of_strategy_on_three_hundred_pairs() -> None:
-    decided = [pair for pair in pairs(300, seed=3) if pair.is_decided]
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_choice_of_strategy_on_three_hundred_pairs(momentum: float) -> None:
+    decided = [pair for pair in pairs(300, seed=3, momentum=momentum) if pair.is_decided]
     wrong = [pair for pair in decided if not pair.is_right]
-    print(f"{len(decided) - len(wrong)} of {len(decided)} right", wrong)
+    right = [pair for pair in decided if pair.is_right]
+    of_first = sum(pair.happens.share < 0 for pair in right)
+    print(f"momentum {momentum:g}: {len(right)} of {len(decided)} right, {of_first} of them Strategy I;", wrong)
     assert len(wrong) <= 0.02 * len(decided)

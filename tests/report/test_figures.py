@@ -51,6 +51,17 @@ def test_a_comparison_reads_back_as_runs(tmp_path: Path) -> None:
     assert f"A ring: weighted gradient norm {row['II-I']:+.2g} ± {row['II-I +-']:.2g}" in shown
 
 
+def test_a_comparison_by_loss_under_unequal_labels_warns(tmp_path: Path) -> None:
+    made = runs("A", topologies=("ring",), seeds=2, metrics=IMAGES)
+    warning = "Nodes have unequal labels"
+    assert warning not in compare.text(compare.summarise(made), made, 2)
+    for one in made:
+        one.config["problem"] = {"name": "cifar10", "partition": "dirichlet"}
+    said = compare.text(compare.summarise(made), made, 2)
+    assert warning in said
+    assert "judge by the accuracies" in said
+
+
 def test_a_comparison_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     directory = compare_directory(tmp_path / "c", runs(seeds=2))
     path = directory / "compare.csv"
