@@ -117,6 +117,10 @@ class GradientTracking(NeighbourOptimizer):
         if self.base is None:
             torch.add(at.theta, at.y, alpha=-float(group["lr"]), out=at.z)
 
+    @property
+    def completes_first_message(self) -> bool:
+        return self.base is not None and not self._sees_mixed
+
     def complete_messages(self, at: Views) -> None:
         """z = theta - alpha P(y), or P(y; s)."""
         if self.form == "predicted":
@@ -134,8 +138,8 @@ class GradientTracking(NeighbourOptimizer):
             if self.form == "together":
                 self._finite_base_step(at, at.theta)
         elif self._sees_mixed:
-            stream.mix(at.direction)
-            at.B.sub_(at.direction, alpha=1 / self.network.gradient_scale)
+            for part in stream.mixed_pieces(at.direction):
+                at.B[part].sub_(at.direction[part], alpha=1 / self.network.gradient_scale)
             if self.form == "mixed":
                 self._finite_base_step(at, at.z)
         else:

@@ -51,19 +51,28 @@ class Stream:
 
     def mix(self, out: torch.Tensor) -> None:
         """out = W_ii m_i + sum_j W_ij m_j, as a running mean: a row sums to 1, so every step is one lerp."""
+        for _ in self.mixed_pieces(out):
+            pass
+
+    def mixed_pieces(self, out: torch.Tensor) -> Iterator[slice]:
+        """The same; yields every stretch of `out` once it is complete, while it is still in the cache."""
         assert self._pending is not None
-        mean, total = self._message, self.row.own
+        mean, total, missing = self._message, self.row.own, len(self.row.neighbours)
         for run in self._pending.in_order():
-            shares = []
+            shares, missing = [], missing - len(run)
             for peer, _ in run:
                 total += self.row.neighbours[peer]
                 shares.append(self.row.neighbours[peer] / total)
+            stop = 0
             for result, part, *heard in _in_pieces(out, mean, *(theirs.to(out.device) for _, theirs in run)):
                 for theirs, share in zip(heard, shares, strict=True):
                     part = torch.lerp(part, theirs, share, out=result)
+                stop += result.numel()
+                if not missing:
+                    yield slice(stop - result.numel(), stop)
             mean = out
-        if mean is not out:
-            out.copy_(mean)  # a network of one node
+        if mean is not out:  # a network of one node
+            yield slice(0, out.copy_(mean).numel())
         self._finish()
 
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
@@ -116,10 +125,13 @@ class CompressedStream(Stream):
             estimate.add_(self._wide(change))
         super().post(step)
 
-    def mix(self, out: torch.Tensor) -> None:
+    def mixed_pieces(self, out: torch.Tensor) -> Iterator[slice]:
         self._take_changes()
+        stop = 0
         for result, mixed, estimate, vector in _in_pieces(out, self._mixed_estimate, self._estimate, self._vector):
             torch.sub(mixed, estimate, out=result).add_(vector)
+            stop += result.numel()
+            yield slice(stop - result.numel(), stop)
 
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
         self._take_changes()

@@ -78,7 +78,10 @@ def test_parts_are_in_proportion_to_the_weights_and_have_every_sample_once() -> 
 
 @dataclass
 class Interrupted:
-    """Dropout draws from the model's generator, as loaders do that have none of their own."""
+    """Everything at once that people train with: AdamW, a schedule, clipping, bfloat16, a loader of their own.
+
+    Dropout draws from the model's generator, as loaders do that have none of their own.
+    """
 
     folder: Path
     workers: int
@@ -89,18 +92,22 @@ class Interrupted:
         def train(folder: str, steps: int) -> list[float]:
             torch.manual_seed(node.rank)
             model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(1, 1))
-            optimizer = dgt.GradientTracking(model.parameters(), lr=1e-4, network=network)
+            optimizer = dgt.GradientTracking(model.parameters(), lr=1e-2, network=network, base=torch.optim.AdamW)
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=11)
             mine = TensorDataset(torch.arange(5.0 + 3 * node.rank).view(-1, 1))
             loader = dgt.ResumableLoader(mine, node, batch_size=3, num_workers=self.workers)
-            checkpoints = dgt.Checkpoints(
-                self.folder / folder, network, minutes=0, model=model, optimizer=optimizer, loader=loader
-            )
+            kept = {"model": model, "optimizer": optimizer, "loader": loader, "scheduler": scheduler}
+            checkpoints = dgt.Checkpoints(self.folder / folder, network, minutes=0, **kept)
             done, seen = checkpoints.resume(), []
             while done < steps:
                 for (x,) in loader:
                     optimizer.zero_grad()
-                    model(x).square().mean().backward()
+                    with torch.autocast("cpu", torch.bfloat16):
+                        loss = model(x).square().mean()
+                    loss.backward()
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                     optimizer.step()
+                    scheduler.step()
                     seen += x.flatten().tolist()
                     done += 1
                     if done == steps:

@@ -48,14 +48,20 @@ def test_least_squares_goes_on_bit_by_bit(overrides: list[str], tmp_path: Path) 
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("overrides", [[], ["bucket_mb=0.05", "problem.buffers=mixed", "dtype=float64"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.base=adamw", "schedule=cosine", "schedule.warmup=0.2", "clip=1", "precision=bf16"],
+        ["bucket_mb=0.05", "problem.buffers=mixed", "dtype=float64"],
+    ],
+)
 def test_a_cnn_with_augmentation_and_batchnorm_goes_on_bit_by_bit(
     overrides: list[str], data_root: Path, tmp_path: Path
 ) -> None:
     cnn = [
         "weights=[1,2,3]", "topology=ring", "problem=cifar10", "problem.model=cnn", "problem.norm=batch",
         "problem.batch=16", "problem.test_samples=50", "iterations=24", "eval_every=6", "checkpoint.every=10",
-        "lr=0.05",
+        "lr=0.01",
         *overrides,
     ]  # fmt: skip
     train(tmp_path / "whole", *cnn)

@@ -85,12 +85,14 @@ def test_what_a_longer_run_changes_is_known() -> None:
         as_before = [one.share(t) for t in range(60)] == [other.share(t) for t in range(60)]
         assert (str(one) == str(other)) == as_before, words
     assert str(schedules.of(configured("schedule=cosine schedule.warmup=5"))) == "cosine over 60 iterations, warmup 5"
+    assert str(schedules.of(configured("schedule=constant schedule.warmup=0.1"))) == "constant, warmup 6"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("schedule=cosine schedule.warmup=60", "schedule.warmup=60: must be below iterations=60"),
+        ("schedule=cosine schedule.warmup=7.5", "schedule.warmup=7.5: must be a whole number of iterations, or below 1"),
         ("schedule=linear schedule.floor=1.5", "schedule.floor=1.5: must be at least 0 and at most 1"),
         ("schedule=step schedule.every=0", "schedule.every=0: must be at least 1"),
         ("schedule=step schedule.factor=0", "schedule.factor=0.0: must be above 0 and at most 1"),

@@ -120,7 +120,7 @@ class StreamBucket:
     def _compute_messages(self) -> None:
         optimizer, checked, total = self._optimizer, self._messages[0].name, 0.0
         groups = optimizer.param_groups
-        sums_pieces = self.checks_finite and self._exceeds_cache and optimizer.base is None
+        sums_pieces = self.checks_finite and self._exceeds_cache and not optimizer.completes_first_message
         for piece, gradient, at in self._with_gradients():
             optimizer.compute_messages(at, gradient, groups[piece.group])
             if sums_pieces:

@@ -110,6 +110,11 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         before anything is sent.
         """
 
+    @property
+    def completes_first_message(self) -> bool:
+        """Whether the first message is not all there before `complete_messages`."""
+        return self.base is not None
+
     def complete_messages(self, at: Views) -> None:
         """What is done for a whole bucket at once, after `compute_messages` of all its stretches: a base's step."""
 

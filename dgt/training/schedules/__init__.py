@@ -24,7 +24,13 @@ from dgt.errors import ConfigError
 class WithWarmup:
     """What schedules share that begin with a warm-up."""
 
-    warmup: int = setting(0, "iterations at the start over which the step grows linearly to lr", low=0)
+    warmup: float = setting(
+        0, "iterations at the start over which the step grows linearly to lr; below 1 a share of all", low=0
+    )
+
+    def check(self) -> None:
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            raise ConfigError(f"schedule.warmup={self.warmup:g}: must be a whole number of iterations, or below 1")
 
 
 class Schedule(abc.ABC):
@@ -38,7 +44,8 @@ class Schedule(abc.ABC):
 
     def __init__(self, iterations: int, **settings: Any) -> None:
         self.iterations, self.settings = iterations, self.Settings(**settings)
-        self.warmup: int = getattr(self.settings, "warmup", 0)
+        warmup = getattr(self.settings, "warmup", 0)
+        self.warmup = round(warmup * iterations) if warmup < 1 else int(warmup)
         if self.warmup >= max(iterations, 1):
             raise ConfigError(f"schedule.warmup={self.warmup}: must be below iterations={iterations}")
 
@@ -72,6 +79,7 @@ class Schedule(abc.ABC):
         name = kind.__module__.rpartition(".")[2] if kind.__module__.startswith(__name__) else kind.__qualname__
         length = f" over {self.iterations} iterations" if self.depends_on_length else ""
         values = dataclasses.asdict(self.settings)
+        values |= {"warmup": self.warmup} if "warmup" in values else {}
         return name + length + "".join(f", {key} {value}" for key, value in values.items() if value)
 
 
