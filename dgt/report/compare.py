@@ -215,8 +215,8 @@ def _warning(runs: Sequence[Run], measure: measures.Measure) -> str:
     if measure is not measures.LOSS or not skewed:
         return ""
     return (
-        "\nNodes have unequal labels: the interval loss is of each node's own labels, which a model that disagrees with "
-        "the others fits best; judge by the accuracies."
+        "\nNodes have unequal labels: the interval loss is of each node's own labels, which a model that disagrees "
+        "with the others fits best; judge by the accuracies."
     )
 
 

@@ -29,8 +29,8 @@ def text(node: dgt.Node):
     train, test = codes.tensor_split([len(codes) * 9 // 10])
     mine = train.tensor_split(node.size)[node.rank]
     sizes = {"n_positions": 64, "n_embd": 96, "n_layer": 3, "n_head": 4}
-    silent = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(symbols), **sizes, **silent))
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(symbols), loss_type="ForCausalLM", **sizes, **none))
     draw = torch.Generator().manual_seed(node.rank)
 
     def loss(wrapped):

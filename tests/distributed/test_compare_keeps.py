@@ -158,6 +158,39 @@ def test_the_twin_names_its_sweeps_alike_and_says_what_it_does_not_heed(
     assert "dgt: timeout, crc: for the ranks of dgt train; dgt simulate has none, so no effect" in told(done.stderr)
 
 
+def test_a_comparison_that_was_interrupted_goes_on_with_what_it_has(
+    tmp_path: Path, dgt_here: Callable[..., Said]
+) -> None:
+    """Whole runs stay; of the one that was under way when it was killed, and of a torn line, nothing is kept."""
+    words = ["compare", "weights=[1,2,3]", "iterations=6", "seeds=2", "run_dir=c"]
+    assert dgt_here(*words, "topology=ring,star").code == 0
+    table = tmp_path / "c" / "compare.csv"
+    whole = table.read_text()
+    rows = whole.splitlines(keepends=True)
+    left = [row for row in rows if not row.startswith(("list,star,I,1", "list,star,II"))]
+    table.write_text("".join(left) + rows[-1][:25])
+    again = dgt_here(*words, "topology=ring,star", "resume=auto")
+    assert again.code == 0, again.stderr
+    assert _but_for_time(table.read_text()) == _but_for_time(whole)
+    assert dgt_here(*words, "topology=ring,star", "resume=auto").code == 0, "nothing is left to do"
+    for change, said in (
+        (["topology=ring"], "c has list star I too; give all its cells, or another run_dir"),
+        (["topology=ring,star", "lr=0.01"], "lr of c is 0.02, here 0.01; give the same, or another run_dir"),
+        (["topology=ring,star", "seeds=1"], "c has seed 1 too; give all its seeds, or another run_dir"),
+    ):
+        refused = dgt_here(*words, *change, "resume=auto")
+        assert refused.code == 2
+        assert refused.stderr.strip().endswith(f"resume=auto: {said}")
+    assert dgt_here(*words[:-1], "resume=auto").stderr.strip().endswith("say which comparison is to go on, run_dir=DIR")
+    assert _but_for_time(table.read_text()) == _but_for_time(whole)
+
+
+def _but_for_time(table: str) -> list[str]:
+    """Its rows, without the last column."""
+    assert table.splitlines()[0].endswith(",evaluation_share")
+    return sorted(row.rpartition(",")[0] for row in table.splitlines())
+
+
 def test_names_are_safe_short_and_tell_long_values_apart() -> None:
     swept = {"problem.path": "../../etc/pass wd", "strategy": "I", "lr": "1e-3"}
     assert label_of(Config(), swept) == "least_squares-A-ring-II-problem.path_.._.._etc_pass_wd-lr_1e-3"

@@ -92,7 +92,10 @@ def test_what_a_longer_run_changes_is_known() -> None:
     ("words", "message"),
     [
         ("schedule=cosine schedule.warmup=60", "schedule.warmup=60: must be below iterations=60"),
-        ("schedule=cosine schedule.warmup=7.5", "schedule.warmup=7.5: must be a whole number of iterations, or below 1"),
+        (
+            "schedule=cosine schedule.warmup=7.5",
+            "schedule.warmup=7.5: must be a whole number of iterations, or below 1",
+        ),
         ("schedule=linear schedule.floor=1.5", "schedule.floor=1.5: must be at least 0 and at most 1"),
         ("schedule=step schedule.every=0", "schedule.every=0: must be at least 1"),
         ("schedule=step schedule.factor=0", "schedule.factor=0.0: must be above 0 and at most 1"),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dgt.commands.base import Command, choices
 from dgt.errors import ConfigError
 from dgt.processes import environment
+
+if TYPE_CHECKING:
+    from dgt.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +22,7 @@ log = logging.getLogger(__name__)
 def run(options: argparse.Namespace) -> None:
     """Both strategies on every cell; ranks are started once per network size."""
     from dgt import problems
-    from dgt.commands.compare import job
+    from dgt.commands.compare import job, resuming
     from dgt.config import compose as composing
     from dgt.config import effect
     from dgt.launching.launch import JoinOptions, start_ranks
@@ -36,13 +41,16 @@ def run(options: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{item.input_line}: dgt compare varies weights and topology; give one {item.key_or_group}"
             )
-    configs = []
+    configs: list[Config] = []
     said: dict[str, None] = {}
     for words in composing.expand(options.overrides):
         config, notes = effect.on_compare(composing.compose(words))
         configs.append(config)
         said |= dict.fromkeys(notes)
     check_logger(configs[0])
+    goes_on = configs[0].resume == "auto"
+    resuming.check(configs[0].resume, configs[0].run_dir)
+    configs = [dataclasses.replace(config, resume="none") for config in configs]
     for note in said:
         log.info(note)
     seeds = configs[0].seeds
@@ -50,13 +58,17 @@ def run(options: argparse.Namespace) -> None:
     problems.fetch(configs[0], environment.cache_dir(), log.info)
     cells = job.both_strategies(configs)
     groups = job.by_network_size(cells, here)
-    directory = Path(claim(configs[0].run_dir, "compare"))
+    directory = Path(claim(configs[0].run_dir, "compare", goes_on))
     path = str(directory / layout.COMPARISON)
     with held(directory, log.info):
-        refuse_results(directory)  # another process may have used the directory before the lock was taken
+        if not goes_on:
+            refuse_results(directory)  # another process may have used the directory before the lock was taken
+        done = resuming.finished(directory, cells, seeds)
         job.start(directory, cells, seeds)
         for nodes, group in groups.items():
-            start_ranks(job.CompareJob(group, seeds, path), nodes, JoinOptions.from_config(group[0]))
+            todo = job.CompareJob(group, seeds, path, done)
+            if todo.runs:
+                start_ranks(todo, nodes, JoinOptions.from_config(group[0]))
     results = compare_report.runs_of(directory)
     rows = compare_report.summarise(results)
     compare_report.write(rows, results, directory)

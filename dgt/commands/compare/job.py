@@ -6,6 +6,7 @@ travel in the same messages, and ten seeds cost little more than one. The number
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -19,6 +20,7 @@ from pathlib import Path
 import yaml
 
 from dgt import problems
+from dgt.commands.compare.resuming import Done, cell_of
 from dgt.config import Config, StrategyConfig
 from dgt.config.files import write
 from dgt.errors import ConfigError
@@ -45,14 +47,24 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class CompareJob:
-    """The cells of one network size; rows are appended to `csv_path` by rank 0."""
+    """The cells of one network size; rows are appended to `csv_path` by rank 0, but of those that are done."""
 
     cells: list[Config]
     seeds: list[int]
     csv_path: str
+    done: Done = frozenset()
+
+    @property
+    def runs(self) -> list[tuple[Config, list[int]]]:
+        """What is to be done: configs, and the seeds that run side by side."""
+        cells = [(config, seeds) for config in self.cells for seeds in self._groups_of_seeds(config)]
+        left = (
+            (config, [seed for seed in seeds if (*cell_of(config), seed) not in self.done]) for config, seeds in cells
+        )
+        return [(config, seeds) for config, seeds in left if seeds]
 
     def run(self, node: Node) -> None:
-        runs = [(config, seeds) for config in self.cells for seeds in self._groups_of_seeds(config)]
+        runs = self.runs
         for number, (config, seeds) in enumerate(runs, start=1):
             label = f"[{number}/{len(runs)}] {cell_name(config)} {config.strategy.name}"
             if len(seeds) < len(self.seeds):
@@ -168,11 +180,14 @@ def check(configs: Sequence[Config], seeds: Sequence[int], placement: Placement)
 
 
 def start(directory: Path, cells: Sequence[Config], seeds: list[int]) -> None:
-    """config.yaml with every cell, environment.json, and the head of compare.csv."""
+    """config.yaml with every cell, environment.json, and the head of compare.csv unless it is there."""
     plan = {"seeds": seeds, "cells": [cell.to_dict() for cell in cells]}
     write(directory / layout.CONFIG, yaml.safe_dump(plan, sort_keys=False))
     write(directory / layout.ENVIRONMENT, json.dumps(versions(), indent=2) + "\n")
-    with (directory / layout.COMPARISON).open("w", newline="", encoding="utf-8") as file:
+    with (
+        contextlib.suppress(FileExistsError),
+        (directory / layout.COMPARISON).open("x", newline="", encoding="utf-8") as file,
+    ):
         csv.writer(file).writerow((*RUN, *COLUMNS))
 
 
