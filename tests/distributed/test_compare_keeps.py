@@ -181,7 +181,7 @@ def test_a_comparison_that_was_interrupted_goes_on_with_what_it_has(
         refused = dgt_here(*words, *change, "resume=auto")
         assert refused.code == 2
         assert refused.stderr.strip().endswith(f"resume=auto: {said}")
-    assert dgt_here(*words[:-1], "resume=auto").stderr.strip().endswith("say which comparison is to go on, run_dir=DIR")
+    assert dgt_here(*words[:-1], "resume=auto").stderr.strip().endswith("say which run, run_dir=DIR")
     assert _but_for_time(table.read_text()) == _but_for_time(whole)
 
 

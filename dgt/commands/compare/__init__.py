@@ -48,8 +48,7 @@ def run(options: argparse.Namespace) -> None:
         configs.append(config)
         said |= dict.fromkeys(notes)
     check_logger(configs[0])
-    goes_on = configs[0].resume == "auto"
-    resuming.check(configs[0].resume, configs[0].run_dir)
+    goes_on = resuming.goes_on(configs[0])
     configs = [dataclasses.replace(config, resume="none") for config in configs]
     for note in said:
         log.info(note)

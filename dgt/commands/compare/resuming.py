@@ -20,12 +20,11 @@ Cell = tuple[str, str, str]  # weights, topology, strategy
 Done = frozenset[tuple[str, str, str, int]]  # a cell and a seed
 
 
-def check(resume: str, run_dir: str | None) -> None:
-    """A comparison goes on in its own directory only, with whole runs."""
-    if resume not in ("none", "auto"):
-        raise ConfigError(f"resume={resume}: dgt compare goes on in its own directory only; resume=auto run_dir=DIR")
-    if resume == "auto" and run_dir is None:
-        raise ConfigError("resume=auto: say which comparison is to go on, run_dir=DIR")
+def goes_on(config: Config) -> bool:
+    """Whether this comparison continues what its directory holds."""
+    if config.resume not in ("none", "auto"):
+        raise ConfigError(f"resume={config.resume}: dgt compare goes on in its own directory only, with resume=auto")
+    return config.resume == "auto"
 
 
 def finished(directory: Path, cells: Sequence[Config], seeds: Sequence[int]) -> Done:
