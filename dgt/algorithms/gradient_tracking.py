@@ -107,7 +107,8 @@ class GradientTracking(NeighbourOptimizer):
             at.y.mul_(network.gradient_scale)
         if self._sees_mixed:
             at.B.copy_(gradient)
-            at.z.copy_(at.theta)
+            if self.form == "together":
+                at.z.copy_(at.theta)
             return
         if self.form == "predicted":
             torch.sub(gradient, at.g, out=at.missing).mul_((1 - network.row.own) * network.gradient_scale)
@@ -134,20 +135,32 @@ class GradientTracking(NeighbourOptimizer):
         Mixed base: B -= W y / G_ii,  z = theta - alpha P(W y).  Together: theta = W theta - alpha P(W y).
         """
         if message == "z":
-            stream.mix(at.theta)
-            if self.form == "together":
-                self._finite_base_step(at, at.theta)
+            self._receive_parameters(stream, at)
         elif self._sees_mixed:
-            for part in stream.mixed_pieces(at.direction):
-                at.B[part].sub_(at.direction[part], alpha=1 / self.network.gradient_scale)
-            if self.form == "mixed":
-                self._finite_base_step(at, at.z)
+            self._receive_direction(stream, at)
         else:
             stream.add_neighbours(at.B, -1 / self.network.gradient_scale)
 
-    def _finite_base_step(self, at: Views, values: torch.Tensor) -> None:
-        self.base_step(at, values, at.direction)
-        self.refuse_non_finite(float(values.sum()))
+    def _receive_parameters(self, stream: Stream, at: Views) -> None:
+        """Each piece is worked on while it is in the cache, here and below."""
+        if self.form != "together":
+            stream.mix(at.theta)
+            return
+        total = 0.0
+        for piece, theta in stream.mixed_pieces(at.theta):
+            self.base_step(at, theta, at.direction[piece], piece=piece)
+            total += float(theta.sum())
+        self.refuse_non_finite(total)
+
+    def _receive_direction(self, stream: Stream, at: Views) -> None:
+        total = 0.0
+        for piece, direction in stream.mixed_pieces(at.direction, keep=self.form == "together"):
+            at.B[piece].sub_(direction, alpha=1 / self.network.gradient_scale)
+            if self.form == "mixed":
+                z = at.z[piece].copy_(at.theta[piece])
+                self.base_step(at, z, direction, piece=piece)
+                total += float(z.sum())
+        self.refuse_non_finite(total)
 
     def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """theta -= alpha G (g - B); with W = I, B stays as it is."""

@@ -22,7 +22,7 @@ import torch
 from dgt.exchange.network import Network
 from dgt.exchange.transport import Pending, Transport
 
-PIECE = 1 << 17  # numbers worked on at a time, so that they stay in the cache
+PIECE = 1 << 19  # numbers worked on at a time, so that they stay in the cache
 
 
 class Stream:
@@ -51,28 +51,34 @@ class Stream:
 
     def mix(self, out: torch.Tensor) -> None:
         """out = W_ii m_i + sum_j W_ij m_j, as a running mean: a row sums to 1, so every step is one lerp."""
-        for _ in self.mixed_pieces(out):
-            pass
+        for piece, mixed in self.mixed_pieces(out):
+            if mixed.data_ptr() != out[piece].data_ptr():  # a network of one node
+                out[piece].copy_(mixed)
 
-    def mixed_pieces(self, out: torch.Tensor) -> Iterator[slice]:
-        """The same; yields every stretch of `out` once it is complete, while it is still in the cache."""
+    def mixed_pieces(self, out: torch.Tensor, keep: bool = True) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Stretches of the same, each while it is in the cache; where `keep` is not asked for, it holds until the next.
+
+        out  room for all of it
+        """
         assert self._pending is not None
         mean, total, missing = self._message, self.row.own, len(self.row.neighbours)
+        if not missing:
+            yield slice(0, mean.numel()), mean
         for run in self._pending.in_order():
-            shares, missing = [], missing - len(run)
+            shares, missing, is_only = [], missing - len(run), mean is self._message and missing == len(run)
             for peer, _ in run:
                 total += self.row.neighbours[peer]
                 shares.append(self.row.neighbours[peer] / total)
             stop = 0
             for result, part, *heard in _in_pieces(out, mean, *(theirs.to(out.device) for _, theirs in run)):
+                start, stop = stop, stop + result.numel()
+                if is_only and not keep:
+                    result = out[: result.numel()]
                 for theirs, share in zip(heard, shares, strict=True):
                     part = torch.lerp(part, theirs, share, out=result)
-                stop += result.numel()
                 if not missing:
-                    yield slice(stop - result.numel(), stop)
+                    yield slice(start, stop), part
             mean = out
-        if mean is not out:  # a network of one node
-            yield slice(0, out.copy_(mean).numel())
         self._finish()
 
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
@@ -125,13 +131,12 @@ class CompressedStream(Stream):
             estimate.add_(self._wide(change))
         super().post(step)
 
-    def mixed_pieces(self, out: torch.Tensor) -> Iterator[slice]:
+    def mixed_pieces(self, out: torch.Tensor, keep: bool = True) -> Iterator[tuple[slice, torch.Tensor]]:
         self._take_changes()
         stop = 0
         for result, mixed, estimate, vector in _in_pieces(out, self._mixed_estimate, self._estimate, self._vector):
-            torch.sub(mixed, estimate, out=result).add_(vector)
-            stop += result.numel()
-            yield slice(stop - result.numel(), stop)
+            start, stop = stop, stop + result.numel()
+            yield slice(start, stop), torch.sub(mixed, estimate, out=result).add_(vector)
 
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
         self._take_changes()

@@ -1,17 +1,20 @@
 """`base=torch.optim.AdamW`: an optimizer of torch, or the user's own, applied to the direction of an algorithm here.
 
     base = Base(torch.optim.AdamW, {"betas": (0.9, 0.99)})  # refuses what cannot work
-    base.attach(values, groups, parts, slices)               # one optimizer for each part of the flat parameters
+    base.attach(values, groups, parts, slices)               # an optimizer for each stretch of these parts
     base.step(part, values, direction, groups)               # values <- its step with direction as the gradient
 
-It sees one flat parameter per bucket and parameter group, so its state is local and its loops are short; that is the
-same as on the model's own parameters for every optimizer that treats all numbers alike, which is tried out first.
+It sees flat parameters, stretches of a bucket and parameter group that stay in the cache, so its state is local and its
+loops are short; that is the same as on the model's own parameters for every optimizer that treats all numbers alike,
+which is tried out first.
 """
 
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ import torch
 from dgt.config.checks import check_choice
 from dgt.config.registry import resolve
 from dgt.errors import ConfigError
+from dgt.exchange.streams import PIECE
 
 PREFIX = "base_"  # of its state in checkpoints
 STEPS = f"{PREFIX}steps"
@@ -29,7 +33,7 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 class Base:
-    """One optimizer of the same kind per bucket.
+    """One optimizer of the same kind per stretch.
 
     kind     a class derived from torch.optim.Optimizer, its name in torch.optim (adamw), or its dotted path
     options  its keyword arguments but lr
@@ -46,23 +50,27 @@ class Base:
         self._kinds: dict[str, Any] = {}  # what it keeps for a parameter of the trial, by key
         self._refuse_whole_tensors()
         self.steps = 0
-        self._buckets: dict[int, _Bucket] = {}
+        self._stretches: list[_Stretch] = []
 
     def attach(self, values: torch.Tensor, groups: Groups, parts: Sequence[slice], slices: Sequence[slice]) -> None:
-        """Make an optimizer for each of these parts of the flat parameters, whose groups are at `slices`."""
+        """Make the optimizers for these parts of the flat parameters, whose groups are at `slices`."""
         self._counts_on_device = bool(self._options.get("capturable"))
         fused = {} if {"fused", "foreach"} & self._options.keys() or not self._takes_fused(values) else {"fused": True}
-        for part in parts:
-            inside = [
-                (number, slice(max(part.start, whole.start) - part.start, min(part.stop, whole.stop) - part.start))
-                for number, whole in enumerate(slices)
-                if max(part.start, whole.start) < min(part.stop, whole.stop)
-            ]
-            flat = [torch.nn.Parameter(values[part][where]) for _, where in inside]
-            own = [{"params": [each], **self._of_group(groups[k])} for each, (k, _) in zip(flat, inside, strict=True)]
-            optimizer = self._make(own, **{**self._options, **fused, "lr": float(groups[0]["lr"])})
-            self._counts_on_device |= bool(optimizer.param_groups[0].get("fused"))  # as torch's own load_state_dict
-            self._buckets[part.start] = _Bucket(optimizer, flat, inside)
+        length = PIECE if values.device.type == "cpu" else values.numel()
+        for part in sorted(parts, key=lambda each: each.start):
+            for first in range(part.start, part.stop, length):
+                for number, whole in enumerate(slices):
+                    place = slice(max(first, whole.start), min(first + length, part.stop, whole.stop))
+                    if place.start < place.stop:
+                        own = self._of_group(groups[number])
+                        flat = torch.nn.Parameter(values[place])
+                        optimizer = self._make(
+                            [{"params": [flat], **own}], **{**self._options, **fused, "lr": own["lr"]}
+                        )
+                        self._stretches.append(_Stretch(optimizer, flat, number, place))
+        # as torch's own load_state_dict
+        self._counts_on_device |= any(each.optimizer.param_groups[0].get("fused") for each in self._stretches)
+        self._starts = [each.place.start for each in self._stretches]
 
     @property
     def has_first_moment(self) -> bool:
@@ -89,34 +97,45 @@ class Base:
     ) -> None:
         """values <- values after a step of the base with `direction` for its gradient; all [numbers of this part].
 
+        part     of the flat parameters: whole stretches
         missing  what the first moment sees besides `direction`, and the second does not
         """
-        bucket = self._buckets[part.start]
-        is_first = missing is not None and not bucket.has_state
-        if missing is not None and not is_first:
-            bucket.add_to_first_moments(missing, groups, before=True)
-        for flat, own, (number, where) in zip(bucket.flat, bucket.optimizer.param_groups, bucket.inside, strict=True):
-            flat.data, flat.grad = values[where], direction[where]
-            own.update(self._of_group(groups[number]))
-        bucket.optimizer.step()
-        self._refuse_unknown_state(bucket)
-        if missing is not None and is_first:  # the step has made the state
-            bucket.add_to_first_moments(missing, groups, before=False)
+        for number in range(bisect_left(self._starts, part.start), bisect_left(self._starts, part.stop)):
+            stretch = self._stretches[number]
+            inside = slice(stretch.place.start - part.start, stretch.place.stop - part.start)
+            more = missing[inside] if missing is not None else None
+            self._step(stretch, values[inside], direction[inside], groups[stretch.group], more)
         self.steps += 1
-        for flat in bucket.flat:
-            flat.grad = None
 
-    def _refuse_unknown_state(self, bucket: _Bucket) -> None:
+    def _step(
+        self,
+        stretch: _Stretch,
+        values: torch.Tensor,
+        direction: torch.Tensor,
+        group: Mapping[str, Any],
+        missing: torch.Tensor | None,
+    ) -> None:
+        flat, optimizer = stretch.flat, stretch.optimizer
+        is_first = missing is not None and FIRST not in optimizer.state[flat]
+        if missing is not None and not is_first:
+            stretch.add_to_first_moment(missing, group, before=True)
+        flat.data, flat.grad = values, direction
+        optimizer.param_groups[0].update(self._of_group(group))
+        optimizer.step()
+        self._refuse_unknown_state(optimizer.state[flat])
+        if missing is not None and is_first:  # the step has made the state
+            stretch.add_to_first_moment(missing, group, before=False)
+        flat.grad = None
+
+    def _refuse_unknown_state(self, state: Mapping[str, Any]) -> None:
         """What a group or a scheduler has turned on later would not be in checkpoints."""
-        for flat in bucket.flat:
-            state = bucket.optimizer.state[flat]
-            if len(state) != len(self._kinds):
-                new = sorted(key for key, value in state.items() if value is not None and key not in self._kinds)
-                if new:
-                    raise ConfigError(
-                        f"base={self.name}: it keeps {', '.join(new)} now, and did not when it was made: give what "
-                        "needs it (momentum, amsgrad, centered) as base_options"
-                    )
+        if len(state) != len(self._kinds):
+            new = sorted(key for key, value in state.items() if value is not None and key not in self._kinds)
+            if new:
+                raise ConfigError(
+                    f"base={self.name}: it keeps {', '.join(new)} now, and did not when it was made: give what "
+                    "needs it (momentum, amsgrad, centered) as base_options"
+                )
 
     def _of_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """What the base takes of a parameter group; fused and foreach are chosen once."""
@@ -145,10 +164,10 @@ class Base:
 
     def _entries(self) -> Iterator[tuple[str, torch.Tensor, dict[str, Any], str]]:
         """(name in checkpoints, parameter, its state, key in the state)."""
-        for start, bucket in self._buckets.items():
-            for flat, (number, _) in zip(bucket.flat, bucket.inside, strict=True):
-                for key in self._kinds:
-                    yield f"{PREFIX}{start}_{number}_{key}", flat, bucket.optimizer.state[flat], key
+        for stretch in self._stretches:
+            for key in self._kinds:
+                name = f"{PREFIX}{stretch.place.start}_{stretch.group}_{key}"
+                yield name, stretch.flat, stretch.optimizer.state[stretch.flat], key
 
     def _expected(self, key: str, flat: torch.Tensor) -> Any:
         """What the first step would make of a state, in shape; it takes no memory."""
@@ -206,30 +225,24 @@ class Base:
         return torch.cat([parameter.detach() for parameter in parameters])
 
 
-class _Bucket:
-    """optimizer  of one bucket
-    flat       its parameters, one per group
-    inside     the number of the group, and its place in the bucket
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """optimizer  of one flat parameter
+    group      the number of its parameter group
+    place      where it is among all parameters
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, flat: list[torch.nn.Parameter], inside: list[tuple[int, slice]]
-    ) -> None:
-        self.optimizer, self.flat, self.inside = optimizer, flat, inside
+    optimizer: torch.optim.Optimizer
+    flat: torch.nn.Parameter
+    group: int
+    place: slice
 
-    @property
-    def has_state(self) -> bool:
-        return all(FIRST in self.optimizer.state[flat] for flat in self.flat)
-
-    def add_to_first_moments(self, missing: torch.Tensor, groups: Groups, before: bool) -> None:
+    def add_to_first_moment(self, missing: torch.Tensor, group: Mapping[str, Any], before: bool) -> None:
         """Have m' = b1 m + (1 - b1) (g + missing): before the step m <- m + (1 - b1) / b1 missing."""
-        for flat, (number, where) in zip(self.flat, self.inside, strict=True):
-            state, b1 = self.optimizer.state[flat], float(groups[number]["betas"][0])
-            if not b1 > 0:
-                raise ConfigError(
-                    f"betas={groups[number]['betas']}: the first must be above 0 with base_form=predicted"
-                )
-            state[FIRST].add_(missing[where], alpha=(1 - b1) / (b1 if before else 1.0))
+        b1 = float(group["betas"][0])
+        if not b1 > 0:
+            raise ConfigError(f"betas={group['betas']}: the first must be above 0 with base_form=predicted")
+        self.optimizer.state[self.flat][FIRST].add_(missing, alpha=(1 - b1) / (b1 if before else 1.0))
 
 
 def found(kind: Any) -> tuple[Make, str]:

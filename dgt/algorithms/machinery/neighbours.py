@@ -122,13 +122,23 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         """The same after `local_step` of all stretches."""
 
     def base_step(
-        self, at: Views, values: torch.Tensor, direction: torch.Tensor, missing: torch.Tensor | None = None
+        self,
+        at: Views,
+        values: torch.Tensor,
+        direction: torch.Tensor,
+        missing: torch.Tensor | None = None,
+        piece: slice | None = None,
     ) -> None:
-        """values <- a step of the base from `values`; `at` is a bucket, `missing` as of `Base.step`."""
+        """values <- a step of the base from `values`; `at` is a bucket, `missing` as of `Base.step`.
+
+        piece  which numbers of the bucket these are, as `Stream.mixed_pieces` cuts them; all of them if not given
+        """
         assert self.base is not None
         if self.stays_out:  # theta is mixed only; what this node did not descend by stays in the tracker
             return
-        self.base.step(at.part, values, direction, at.groups or self.param_groups, missing)
+        start = at.part.start
+        part = at.part if piece is None else slice(start + piece.start, start + piece.stop)
+        self.base.step(part, values, direction, at.groups or self.param_groups, missing)
 
     def receive(self, message: str, stream: Stream, at: Views) -> None:
         """Use a message of all neighbours, by `stream.mix` or `stream.add_neighbours`: theta = W z, if nothing else.
