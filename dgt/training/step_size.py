@@ -193,6 +193,7 @@ class Rehearsal:
         network = connect(usual, node, weights, graph)
         problem = make_problem(usual, node, weights, [usual.seed])
         optimizer = algorithms.from_config(usual, problem.parameters(), problem.model, network)
+        optimizer.sends_non_finite = True
         self._session = Session(usual, weights, graph, network, problem, optimizer, [usual.seed])
         self._start: Tree = copied(self._session.state())
         self._quadratic = problems.class_of(config).is_quadratic

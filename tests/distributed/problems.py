@@ -72,6 +72,24 @@ class Weighed(dgt.Problem):
         return loss.item()
 
 
+class Cliff(dgt.Problem):
+    """|theta - i|^2 / 2, whose gradient is not finite where the last node is too far off, though its loss still is."""
+
+    def __init__(self, context: dgt.ProblemContext) -> None:
+        self.model = torch.nn.Linear(1, 1).to(context.dtype)
+        for parameter in self.model.parameters():
+            torch.nn.init.zeros_(parameter)
+        self.node, self.is_last = context.node, context.node == context.nodes - 1
+
+    def backward(self, iteration: int) -> float:
+        weight, bias = self.model.parameters()
+        loss = ((weight - self.node).square() + (bias - self.node).square()).sum() / 2
+        loss.backward()
+        if self.is_last and abs(bias.item()) > 10:
+            bias.grad.fill_(torch.inf)
+        return loss.item()
+
+
 class Silent(Noisy):
     """Returns no loss."""
 

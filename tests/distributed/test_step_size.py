@@ -54,6 +54,14 @@ def test_the_lr_of_least_squares_is_near_the_best_of_a_grid(momentum: float, tmp
     assert 0.5 <= found / best <= 2.0, grid
 
 
+@pytest.mark.parametrize("more", [[], ["algorithm.base=adamw", "local_steps=2"], ["algorithm=allreduce"]])
+def test_a_trial_in_which_one_rank_overflows_ends_for_all(more: list[str], tmp_path: Path) -> None:
+    """The whole run used to end: this rank refused to send what was not finite."""
+    cliff = ["nodes=3", "problem._target_=tests.distributed.problems.Cliff", "iterations=30", *more]
+    train(tmp_path / "run", *cliff, "lr=auto")
+    assert 0 < lr_of(tmp_path / "run") < 20
+
+
 def test_a_plan_finds_the_lr_and_says_the_command(dgt_here: Callable[..., Said], tmp_path: Path) -> None:
     settings = ["weights=[3,1,4,1]", "topology=ring,star", "problem=custom", "iterations=40"]
     settings += ["problem._target_=tests.distributed.problems.Noisy", "problem.pause=0"]

@@ -76,6 +76,8 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     """The optimizer of torch that makes a step of a direction, if the settings ask for one (`descent.Descent`)."""
     has_momentum = False
     """Whether gradients are replaced by u' = b u + g before the algorithm gets them (`descent.Descent`)."""
+    sends_non_finite = False
+    """Whether numbers that are not finite are sent, and not refused: in trials, whose losses tell all ranks at once."""
     stays_out = False
     """Whether this step is made without a gradient, so that theta is mixed only."""
 
@@ -318,7 +320,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def refuse_non_finite(self, total: float) -> None:
         """Raise before anything is sent, unless this sum over what is to be sent is finite."""
-        if math.isfinite(total):
+        if math.isfinite(total) or self.sends_non_finite:
             return
         gradient = self.flat.like()
         self.read_gradient(out=gradient)
