@@ -41,7 +41,7 @@ from dgt.training.setup import connect, final_graph, make_problem
 from dgt.training.stepping import Stepping
 
 STEPS = 40  # of a trial at first
-SHARE, MOST_STEPS = 0.1, 200  # then a share of the run's iterations, up to so many
+SHARE, MOST_STEPS = 0.25, 200  # then a share of the run's iterations, up to so many
 QUADRATIC_STEPS = 1000  # of least squares, which cost next to nothing
 LATE = 0.8  # share of a trial after which its losses count
 COARSE, FINE = 4.0, 2.0

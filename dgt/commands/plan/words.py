@@ -34,11 +34,11 @@ def curve(found: Mapping[str, Any]) -> Iterator[str]:
     for steps in sorted({trial["steps"] for trial in found["trials"]}):
         trials = sorted((one for one in found["trials"] if one["steps"] == steps), key=lambda one: float(one["lr"]))
         finite = [trial["loss"] for trial in trials if trial["loss"] is not None]
-        low, high = min(finite, default=0.0), max(finite, default=0.0)
+        low, high = min(finite, default=0.0), finite[0] if finite else 0.0
         yield f"{'lr':>10}  {'loss':>8}   after {steps} iterations"
         for trial in trials:
             loss = trial["loss"]
-            share = 0.0 if loss is None or high == low else (high - loss) / (high - low)
+            share = 0.0 if loss is None or high == low else max(0.0, (high - loss) / (high - low))
             shown = "diverges" if loss is None else f"{loss:>8.4g}   {'#' * round(WIDTH * share)}"
             yield f"{trial['lr']:>10.3g}  {shown}".rstrip()
 
