@@ -4,8 +4,8 @@
     stream.post(step)                    # on its way; returns at once
     stream.mix(out)                      # out = W_ii m_i + sum_j W_ij m_j, as the neighbours' vectors arrive
 
-`CompressedStream` sends fewer bits. It sends the rounded change q = Q(m - e) of an estimate e of m that all neighbours
-keep up with (e' = e + q), and mixes
+`CompressedStream` sends fewer bits (`codecs.py`). It sends the rounded change q = Q(m - e) of an estimate e of m that
+all neighbours keep up with (e' = e + q), and mixes
 
     out_i = m_i + sum_j W_ij e'_j - e'_i
 
@@ -16,13 +16,13 @@ error goes to zero with the changes. Whatever Q does, sum_i pi_i out_i = sum_i p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+from dgt.exchange.codecs import PIECE, Codec
 from dgt.exchange.network import Network
 from dgt.exchange.transport import Pending, Transport
-
-PIECE = 1 << 17  # numbers worked on at a time, so that they stay in the cache
 
 
 class Stream:
@@ -86,34 +86,36 @@ class Stream:
 
 
 class CompressedStream(Stream):
-    """Vectors rounded to a narrower dtype on the way; sums are kept in the vector's own."""
+    """Changes in few bits on the way; sums are kept in the vector's own dtype."""
 
     def __init__(
-        self,
-        network: Network,
-        transport: Transport,
-        kind: str,
-        like: torch.Tensor,
-        inboxes: int,
-        wire: torch.dtype,
-    ) -> None:
-        super().__init__(network, transport, kind, torch.empty_like(like, dtype=wire), inboxes)
-        self._vector = torch.zeros_like(like)  # m
-        self._estimate = torch.zeros_like(like)  # e_i
-        self._mixed_estimate = torch.zeros_like(like)  # sum_j W_ij e_j, this node included
-        self._largest = torch.finfo(wire).max
-        self._scratch = torch.empty_like(like[:PIECE] if like.device.type == "cpu" else like)
+        self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int, codec: Codec,
+        every: int = 1,
+    ) -> None:  # fmt: skip
+        """every: steps from one exchange to the next, by which exchanges are counted."""
+        super().__init__(network, transport, kind, codec.empty, inboxes)
+        self._codec, self._every = codec, every
+        # as long as whole blocks; what is behind the vector's end stays zero
+        filled = [torch.zeros(codec.numbers, dtype=like.dtype, device=like.device) for _ in range(3)]
+        self._vector, self._estimate, self._mixed_estimate = (each[: like.numel()] for each in filled)
+        """m, e_i and sum_j W_ij e_j, this node included."""
+        self._pieces = list(zip(*(each.split(codec.piece) for each in filled), strict=True))
+        self._scratch = like.new_empty(min(codec.piece, codec.numbers))
+        self._parts: dict[int, list[Any]] = {}
 
     @property
     def buffer(self) -> torch.Tensor:
         return self._vector
 
     def post(self, step: int) -> None:
-        for vector, estimate, change in _in_pieces(self._vector, self._estimate, self.outbox.buffer):
-            # what does not fit follows with the next change
+        """q = Q(m - e),  e += q,  sum_j W_ij e_j += W_ii q, while a piece is in the cache."""
+        codec, number, first = self._codec, step // self._every, 0
+        for (vector, estimate, mixed), part in zip(self._pieces, self._cut(self.outbox.buffer), strict=True):
             difference = torch.sub(vector, estimate, out=self._scratch[: vector.numel()])
-            change.copy_(difference.clamp_(-self._largest, self._largest))
-            estimate.add_(self._wide(change))
+            change = codec.encode(difference, part, number, first)
+            codec.add(estimate, change, 1.0)
+            codec.add(mixed, change, self.row.own)
+            first += codec.piece
         super().post(step)
 
     def mix(self, out: torch.Tensor) -> None:
@@ -128,24 +130,25 @@ class CompressedStream(Stream):
             result.add_(mixed, alpha=scale).sub_(estimate, alpha=scale)
 
     def _take_changes(self) -> None:
-        """sum_j W_ij e_j += sum_j W_ij q_j, this node included."""
+        """sum_j W_ij e_j += sum_j W_ij q_j."""
         assert self._pending is not None
-        heard = [(self.row.own, self._message)]
+        codec = self._codec
         for run in self._pending.in_order():
-            heard += [(self.row.neighbours[peer], theirs.to(self._vector.device)) for peer, theirs in run]
-            self._add(heard)
-            heard = []
-        self._add(heard)
+            shares = [self.row.neighbours[peer] for peer, _ in run]
+            messages = [self._cut(theirs.to(self._vector.device)) for _, theirs in run]
+            for (_, _, mixed), *parts in zip(self._pieces, *messages, strict=True):
+                for part, share in zip(parts, shares, strict=True):
+                    codec.add(mixed, codec.decode(part), share)
         self._finish()
 
-    def _add(self, heard: list[tuple[float, torch.Tensor]]) -> None:
-        for mixed, *changes in _in_pieces(self._mixed_estimate, *(change for _, change in heard)):
-            for change, (share, _) in zip(changes, heard, strict=True):
-                mixed.add_(self._wide(change), alpha=share)
-
-    def _wide(self, change: torch.Tensor) -> torch.Tensor:
-        """In the vector's own dtype; torch would make a new tensor of it at every sum of two dtypes."""
-        return self._scratch[: change.numel()].copy_(change)
+    def _cut(self, message: torch.Tensor) -> list[Any]:
+        """The parts of a message. In main memory messages come in the same few buffers, and cutting takes its time."""
+        if message.device.type != "cpu":
+            return self._codec.cut(message)
+        place = message.data_ptr()
+        if place not in self._parts:
+            self._parts[place] = self._codec.cut(message)
+        return self._parts[place]
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"estimate": self._estimate, "mixed_estimate": self._mixed_estimate}

@@ -131,6 +131,8 @@ TRAFFIC = (
     {"local_steps": 3},
     {"wire": "bfloat16", "local_steps": 2, "problem": WIDE},
     {"local_steps": 4, "problem": WIDE},
+    {"wire": "int8"},
+    {"wire": "int4", "local_steps": 2, "problem": WIDE},
 )
 
 
