@@ -1,11 +1,10 @@
 """How the change of a vector is written for the way, and what neighbours make of it: bfloat16, float16, int8, int4.
 
-    change = codec.encode(difference, part, ...)      # into this part of a message; the change that neighbours decode
-    change = codec.decode(part)                       # what a neighbour wrote
-    codec.add(out, change, share)                     # out += share * change
+    codec.send(vector, estimate, part, ...)      # q = Q(m - e) into this part of a message, and e += q
+    codec.add(out, part, share)                  # out += share q, of a part that a neighbour wrote
 
-A change stays in scratch memory of the codec until the next one is asked for. int8 and int4 round as
-`network/rounding.py` says. Their message is pieces of at most `piece` numbers, each the codes and then the scales:
+Vectors and messages are cut into pieces that stay in the cache, `codec.split` and `codec.cut`. int8 and int4 round as
+`network/rounding.py` says. Their message is pieces of at most `STRETCH` numbers, each the codes and then the scales:
 
     | codes, 64 or 32 bytes per block | a bfloat16 per block |
 
@@ -15,6 +14,8 @@ For int4 a byte holds k_low + 16 k_high + 8, where k_low is of the first half of
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -24,29 +25,33 @@ from dgt.network import rounding
 from dgt.network.rounding import BLOCK, LARGEST, LEVELS, SMALLEST, STRETCH, WIDER
 
 PIECE = 1 << 17  # numbers worked on at a time, so that they stay in the cache
-ON_GPU = 32  # times as many numbers in a stretch: there a call costs more than its arithmetic
+ON_GPU = 8  # times as many numbers in a stretch: there a call costs more than its arithmetic
 
 
 class Codec(Protocol):
-    """Changes of a vector like `like`, which has `numbers` numbers with those that fill up the last group."""
+    """Of vectors like `like`."""
 
     numbers: int
+    """How long a vector is with the numbers that fill up its last group."""
     piece: int
+    """How many of them are worked on at a time."""
     empty: torch.Tensor
     """A message to make room for."""
 
-    def cut(self, message: torch.Tensor) -> list[Any]:
-        """The parts of a message, one for each piece of the vector."""
+    def split(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The pieces of a vector of `numbers` numbers."""
 
-    def encode(self, difference: torch.Tensor, part: Any, exchange: int, first: int) -> Any:
-        """Write a piece of a difference, which may be changed meanwhile.
+    def cut(self, message: torch.Tensor) -> Sequence[Any]:
+        """The parts of a message, one for each piece."""
 
-        exchange, first   its number and where in the vector the piece begins: what its noise depends on
+    def send(self, vector: torch.Tensor, estimate: torch.Tensor, part: Any, number: int, exchange: int) -> None:
+        """q = Q(m - e) into this part, and e += q.
+
+        number, exchange   of the piece, and of the exchange: what its noise depends on
         """
 
-    def decode(self, part: Any) -> Any: ...
-
-    def add(self, out: torch.Tensor, change: Any, share: float) -> None: ...
+    def add(self, out: torch.Tensor, part: Any, share: float) -> None:
+        """out += share q."""
 
 
 def codec(wire: str, like: torch.Tensor, kind: str, node: int, first: int) -> Codec:
@@ -67,100 +72,111 @@ class Narrow:
         self.piece = PIECE if like.device.type == "cpu" else max(self.numbers, 1)
         self.empty = torch.empty_like(like, dtype=dtype)
         self._largest = torch.finfo(dtype).max
-        self._wide = torch.empty_like(like[: self.piece])
+        self._scratch = torch.empty_like(like[: self.piece])
 
-    def cut(self, message: torch.Tensor) -> list[torch.Tensor]:
-        return list(message.split(self.piece))
+    def split(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
+        return vector.split(self.piece)
 
-    def encode(self, difference: torch.Tensor, part: torch.Tensor, exchange: int, first: int) -> torch.Tensor:
+    cut = split
+
+    def send(
+        self, vector: torch.Tensor, estimate: torch.Tensor, part: torch.Tensor, number: int, exchange: int
+    ) -> None:
+        difference = torch.sub(vector, estimate, out=self._scratch[: vector.numel()])
         part.copy_(difference.clamp_(-self._largest, self._largest))  # what does not fit follows with the next change
-        return self.decode(part)
+        self.add(estimate, part, 1.0)
 
-    def decode(self, part: torch.Tensor) -> torch.Tensor:
-        """In the vector's own dtype; torch would make a new tensor of it at every sum of two dtypes."""
-        return self._wide[: part.numel()].copy_(part)
-
-    def add(self, out: torch.Tensor, change: torch.Tensor, share: float) -> None:
-        out.add_(change, alpha=share)
+    def add(self, out: torch.Tensor, part: torch.Tensor, share: float) -> None:
+        # torch would make a new tensor of the wide numbers at every sum of two dtypes
+        out.add_(self._scratch[: part.numel()].copy_(part), alpha=share)
 
 
-Coded = tuple[torch.Tensor, torch.Tensor]  # k [blocks, 64] and s [blocks, 1]
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Codes and scales [blocks, 1] of a piece, in the message's memory."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
 
 
 class Blocks:
     """To integers times a scale per block, at random to the one below or above."""
 
     def __init__(self, wire: str, like: torch.Tensor, kind: str, node: int, first: int) -> None:
-        self._wire, self._levels = wire, LEVELS[wire]
-        self._kind, self._node, self._first = kind, node, first
+        self._bits, self._levels = rounding.BITS[wire], LEVELS[wire]
         self.numbers = rounding.padded(like.numel())
         self.piece = STRETCH if like.device.type == "cpu" else STRETCH * ON_GPU
         self.empty = like.new_empty(rounding.message_bytes(wire, self.numbers), dtype=torch.uint8)
+        self._lengths = [min(self.piece, self.numbers - start) for start in range(0, self.numbers, self.piece)]
+        self._part_bytes = [rounding.message_bytes(wire, length) for length in self._lengths]
+        starts = range(first, first + self.numbers, self.piece)
+        self._keys = [rounding.noise_key(kind, start, node) for start in starts]
         self._noise = _noise(self.piece, like.dtype, like.device)
-        blocks = min(self.piece, self.numbers) // BLOCK
-        self._codes, self._work = (like.new_empty(blocks, BLOCK) for _ in range(2))
-        self._scales, self._inverses = (like.new_empty(blocks, 1) for _ in range(2))
-        self._peaks = like.new_empty(blocks, 1, dtype=torch.float32)
-        self._integers = like.new_empty(blocks * BLOCK, dtype=torch.int32)
-        self._bytes = like.new_empty(blocks * BLOCK // 2, dtype=torch.int8)
+        memory = like.new_empty(2, self._lengths[0])
+        self._scratch = {length: _Scratch(memory, length, self._bits) for length in {*self._lengths}}
 
-    def cut(self, message: torch.Tensor) -> list[Coded]:
-        parts = message.split(rounding.message_bytes(self._wire, self.piece))
-        lengths = [min(self.piece, self.numbers - first) for first in range(0, self.numbers, self.piece)]
-        return [self._views(part, length) for part, length in zip(parts, lengths, strict=True)]
+    def split(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
+        return vector.view(-1, BLOCK).split(self.piece // BLOCK)
 
-    def _views(self, part: torch.Tensor, numbers: int) -> Coded:
-        codes = numbers * rounding.BITS[self._wire] // 8
-        return part[:codes].view(torch.int8), part[codes:].view(torch.bfloat16).view(-1, 1)
+    def cut(self, message: torch.Tensor) -> list[Part]:
+        borders = [length * self._bits // 8 for length in self._lengths]
+        return [
+            Part(part[:border].view(torch.int8), part[border:].view(torch.bfloat16).view(-1, 1))
+            for part, border in zip(message.split(self._part_bytes), borders, strict=True)
+        ]
 
-    def encode(self, difference: torch.Tensor, part: Coded, exchange: int, first: int) -> Coded:
-        """s = max |x| (1 + 2^-7) / L,  k = floor(x / s + u)."""
-        x, blocks = difference.view(-1, BLOCK), len(part[1])
-        codes, scales = self._codes[:blocks], self._scales[:blocks]
-        part[1].copy_(self._new_scales(x))
-        torch.reciprocal(scales.copy_(part[1]), out=self._inverses[:blocks])
-        start = rounding.place_of_noise(self._kind, exchange, self._first + first, self._node, self.piece)
-        noise = self._noise[start : start + x.numel()].view(-1, BLOCK)
-        torch.addcmul(noise, x, self._inverses[:blocks], out=codes)
+    def send(self, vector: torch.Tensor, estimate: torch.Tensor, part: Part, number: int, exchange: int) -> None:
+        """s = max |x| (1 + 2^-7) / L,  k = floor(x / s + u),  x = m - e;  e += s k."""
+        scratch = self._scratch[vector.numel()]
+        x = torch.sub(vector, estimate, out=scratch.x)
+        scales, inverses = self._new_scales(x, part, scratch)
+        place = rounding.place_of_noise(self._keys[number], exchange, self.piece)
+        codes = torch.addcmul(self._noise.as_strided(x.shape, (BLOCK, 1), place), x, inverses, out=x)
         # beyond L only where the scale is as large as may be: what does not fit follows with the next change
         codes.floor_().clamp_(-self._levels, self._levels)
-        self._write(codes, part[0])
-        return codes, scales
+        estimate.addcmul_(codes, scales)
+        self._write(part, scratch)
 
-    def _new_scales(self, x: torch.Tensor) -> torch.Tensor:
-        """In float32, whatever the vector has; a number that is not finite makes its block's scale so, or the largest.
+    def _new_scales(self, x: torch.Tensor, part: Part, scratch: _Scratch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scales and 1 / s. NaN stays NaN and reaches all neighbours; infinity is sent as the largest number."""
+        torch.amax(torch.abs(x, out=scratch.work), 1, keepdim=True, out=scratch.scales)
+        if scratch.scales is not scratch.peaks:
+            scratch.peaks.copy_(scratch.scales)
+        part.scales.copy_(scratch.peaks.mul_(WIDER / self._levels).clamp_(SMALLEST, LARGEST))
+        scratch.scales.copy_(part.scales)
+        return scratch.scales, torch.reciprocal(scratch.scales, out=scratch.inverses)
 
-        NaN stays NaN, so that it reaches the neighbours and the estimate; infinity is sent as the largest number.
-        """
-        peaks, blocks = self._peaks[: len(x)], len(x)
-        peaks.copy_(torch.amax(torch.abs(x, out=self._work[:blocks]), 1, keepdim=True, out=self._inverses[:blocks]))
-        return peaks.mul_(WIDER / self._levels).clamp_(SMALLEST, LARGEST)
-
-    def _write(self, codes: torch.Tensor, out: torch.Tensor) -> None:
+    def _write(self, part: Part, scratch: _Scratch) -> None:
         """By way of int32, for which processors have an instruction."""
-        integers = self._integers[: out.numel()]
-        if self._wire == "int8":
-            integers.copy_(codes.view(-1))
+        if self._bits == 8:
+            scratch.integers.copy_(scratch.flat)
         else:
-            low, high = codes.view(2, -1)
-            packed = self._work.view(-1)[: out.numel()]
-            integers.copy_(torch.add(low, high, alpha=16, out=packed)).add_(8)
-        out.copy_(integers)
+            torch.add(scratch.low, scratch.high, alpha=16, out=scratch.low)
+            scratch.integers.copy_(scratch.low).add_(8)
+        part.codes.copy_(scratch.integers)
 
-    def decode(self, part: Coded) -> Coded:
-        bits, blocks = part[0], len(part[1])
-        codes = self._codes[:blocks]
-        if self._wire == "int8":
-            codes.view(-1).copy_(bits)
+    def add(self, out: torch.Tensor, part: Part, share: float) -> None:
+        scratch = self._scratch[out.numel()]
+        if self._bits == 8:
+            scratch.flat.copy_(part.codes)
         else:
-            low, high = codes.view(2, -1)
-            nibbles = self._bytes[: bits.numel()]
-            low.copy_(torch.bitwise_and(bits, 15, out=nibbles).sub_(8))
-            high.copy_(torch.bitwise_right_shift(bits, 4, out=nibbles))
-        return codes, self._scales[:blocks].copy_(part[1])
+            scratch.low.copy_(torch.bitwise_and(part.codes, 15, out=scratch.bytes).sub_(8))
+            scratch.high.copy_(torch.bitwise_right_shift(part.codes, 4, out=scratch.bytes))
+        out.addcmul_(scratch.x, scratch.scales.copy_(part.scales), value=share)
 
-    def add(self, out: torch.Tensor, change: Coded, share: float) -> None:
-        out.view(-1, BLOCK).addcmul_(*change, value=share)
+
+class _Scratch:
+    """Views of the same memory for pieces of one length: making them anew takes as long as the arithmetic."""
+
+    def __init__(self, memory: torch.Tensor, length: int, bits: int) -> None:
+        first, second = (each[:length] for each in memory)
+        blocks, codes = length // BLOCK, length * bits // 8
+        self.flat, self.x, self.work = first, first.view(-1, BLOCK), second.view(-1, BLOCK)
+        self.low, self.high = first.split(length // 2)
+        self.integers = second.view(torch.int32)[:codes]
+        self.bytes = second.view(torch.int8)[:codes]
+        self.scales, self.inverses = (memory.new_empty(blocks, 1) for _ in range(2))
+        self.peaks = self.scales if memory.dtype == torch.float32 else self.scales.to(torch.float32)
 
 
 @functools.cache

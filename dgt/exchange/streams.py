@@ -15,7 +15,7 @@ error goes to zero with the changes. Whatever Q does, sum_i pi_i out_i = sum_i p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -94,54 +94,56 @@ class CompressedStream(Stream):
     ) -> None:  # fmt: skip
         """every: steps from one exchange to the next, by which exchanges are counted."""
         super().__init__(network, transport, kind, codec.empty, inboxes)
-        self._codec, self._every = codec, every
+        self._codec, self._every, length = codec, every, like.numel()
         # as long as whole blocks; what is behind the vector's end stays zero
         filled = [torch.zeros(codec.numbers, dtype=like.dtype, device=like.device) for _ in range(3)]
-        self._vector, self._estimate, self._mixed_estimate = (each[: like.numel()] for each in filled)
-        """m, e_i and sum_j W_ij e_j, this node included."""
-        self._pieces = list(zip(*(each.split(codec.piece) for each in filled), strict=True))
+        own = [each[:length] for each in filled]
+        self._vector, self._estimate, self._heard = own
+        """m, e_i and sum_j W_ij e_j of the neighbours."""
+        self._filled = list(zip(*map(codec.split, filled), strict=True))
+        self._pieces = list(zip(*(each.split(codec.piece) for each in own), strict=True))
         self._scratch = like.new_empty(min(codec.piece, codec.numbers))
-        self._parts: dict[int, list[Any]] = {}
+        self._parts: dict[int, Sequence[Any]] = {}
 
     @property
     def buffer(self) -> torch.Tensor:
         return self._vector
 
     def post(self, step: int) -> None:
-        """q = Q(m - e),  e += q,  sum_j W_ij e_j += W_ii q, while a piece is in the cache."""
-        codec, number, first = self._codec, step // self._every, 0
-        for (vector, estimate, mixed), part in zip(self._pieces, self._cut(self.outbox.buffer), strict=True):
-            difference = torch.sub(vector, estimate, out=self._scratch[: vector.numel()])
-            change = codec.encode(difference, part, number, first)
-            codec.add(estimate, change, 1.0)
-            codec.add(mixed, change, self.row.own)
-            first += codec.piece
+        """q = Q(m - e),  e += q."""
+        exchange, parts = step // self._every, self._cut(self.outbox.buffer)
+        for number, ((vector, estimate, _), part) in enumerate(zip(self._filled, parts, strict=True)):
+            self._codec.send(vector, estimate, part, number, exchange)
         super().post(step)
 
     def mix(self, out: torch.Tensor) -> None:
-        self._take_changes()
-        for result, mixed, estimate, vector in _in_pieces(out, self._mixed_estimate, self._estimate, self._vector):
-            torch.sub(mixed, estimate, out=result).add_(vector)
+        for result, vector, estimate, heard in self._complete(out):
+            torch.add(heard, estimate, alpha=self.row.own - 1, out=result).add_(vector)
 
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
-        self._take_changes()
-        for result, mixed, estimate, vector in _in_pieces(out, self._mixed_estimate, self._estimate, self._vector):
-            result.add_(vector, alpha=scale * (1 - self.row.own))
-            result.add_(mixed, alpha=scale).sub_(estimate, alpha=scale)
+        for result, vector, estimate, heard in self._complete(out):
+            rest = torch.sub(vector, estimate, out=self._scratch[: result.numel()])
+            result.add_(heard, alpha=scale).add_(rest, alpha=scale * (1 - self.row.own))
 
-    def _take_changes(self) -> None:
-        """sum_j W_ij e_j += sum_j W_ij q_j."""
+    def _complete(self, out: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        """sum_j W_ij e_j += sum_j W_ij q_j; each piece of out, m, e_i and that sum, once the sum is complete."""
         assert self._pending is not None
-        codec = self._codec
+        codec, waiting = self._codec, len(self.row.neighbours)
+        results = list(zip(out.split(codec.piece), self._pieces, strict=True))
         for run in self._pending.in_order():
+            waiting -= len(run)
             shares = [self.row.neighbours[peer] for peer, _ in run]
             messages = [self._cut(theirs.to(self._vector.device)) for _, theirs in run]
-            for (_, _, mixed), *parts in zip(self._pieces, *messages, strict=True):
+            for (result, pieces), (_, _, heard), *parts in zip(results, self._filled, *messages, strict=True):
                 for part, share in zip(parts, shares, strict=True):
-                    codec.add(mixed, codec.decode(part), share)
+                    codec.add(heard, part, share)
+                if not waiting:
+                    yield (result, *pieces)
+        if not self.row.neighbours:
+            yield from ((result, *pieces) for result, pieces in results)
         self._finish()
 
-    def _cut(self, message: torch.Tensor) -> list[Any]:
+    def _cut(self, message: torch.Tensor) -> Sequence[Any]:
         """The parts of a message. In main memory messages come in the same few buffers, and cutting takes its time."""
         if message.device.type != "cpu":
             return self._codec.cut(message)
@@ -151,7 +153,7 @@ class CompressedStream(Stream):
         return self._parts[place]
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {"estimate": self._estimate, "mixed_estimate": self._mixed_estimate}
+        return {"estimate": self._estimate, "neighbours_estimate": self._heard}
 
 
 def _in_pieces(*vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

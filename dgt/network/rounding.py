@@ -31,7 +31,7 @@ SMALLEST, LARGEST = 2.0**-120, 2.0**120
 SCALE_BYTES = 2
 NARROW_BYTES = 2
 """Per number: bfloat16 and float16."""
-STRETCH = 2**16
+STRETCH = 2**17
 """Numbers of a vector that take their noise from one place of the table."""
 
 _MASK, _ODD = 2**64 - 1, 0x9E3779B97F4A7C15
@@ -52,18 +52,20 @@ def uniform_numbers(length: int) -> npt.NDArray[np.float64]:
     return np.concatenate([once, once])
 
 
-def place_of_noise(kind: str, exchange: int, first: int, node: Integers, length: int) -> Integers:
-    """Where in the table a stretch begins to read: a hash, so that a resumed run has nothing to remember.
+def noise_key(kind: str, first: int, node: Integers) -> Integers:
+    """What the noise of a stretch depends on, besides the exchange.
 
-    kind       of message; each kind has noise of its own
-    exchange   counts them
-    first      the place of the stretch in the flat parameters
-    node       its number, or the numbers of several nodes
+    kind    of message; each kind has noise of its own
+    first   the number of the flat parameters at which the stretch begins
+    node    its number, or the numbers of several nodes
     """
-    seen = _mixed(zlib.crc32(kind.encode()) + 1)
-    for number in (exchange, first):
-        seen = _mixed((seen + number) & _MASK)
-    place: Integers = _mixed((node + seen) & _MASK) % length
+    key: Integers = _mixed(_mixed(_mixed(zlib.crc32(kind.encode())) ^ first) ^ node)
+    return key
+
+
+def place_of_noise(key: Integers, exchange: int, length: int) -> Integers:
+    """Where in the table a stretch begins to read: a hash, so that a resumed run has nothing to remember."""
+    place: Integers = _mixed(key ^ exchange) % length
     return place
 
 

@@ -103,6 +103,6 @@ def _noise(kind: str, exchange: int, first: int, nodes: int, length: int) -> Arr
     table, every = rounding.uniform_numbers(STRETCH), np.arange(nodes, dtype=np.uint64)
     stretches = []
     for start in range(0, length, STRETCH):
-        places = rounding.place_of_noise(kind, exchange, first + start, every, STRETCH)
+        places = rounding.place_of_noise(rounding.noise_key(kind, first + start, every), exchange, STRETCH)
         stretches.append(table[places[:, None] + np.arange(min(STRETCH, length - start), dtype=np.uint64)])
     return np.concatenate(stretches, axis=1)

@@ -269,6 +269,20 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             for finishing in (self.network.before_reading, self.network.node.before_leaving):
                 finishing.remove(self.drain)
 
+    def _checked_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        saved = state_dict.get("dgt") if isinstance(state_dict, dict) else None
+        if isinstance(saved, dict):
+            state_dict = {**state_dict, "dgt": saved | self._estimates_of_neighbours(saved)}
+        return super()._checked_state(state_dict)
+
+    def _estimates_of_neighbours(self, saved: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Of a state of version 0.1.0, which kept them together with the node's own: sum_j W_ij e_j - W_ii e_i."""
+        mixed = {key: value for key, value in saved.items() if "_mixed_estimate_" in key}
+        return {
+            key.replace("_mixed_", "_neighbours_"): value - self.network.row.own * saved[key.replace("_mixed_", "_")]
+            for key, value in mixed.items()
+        }
+
     def buffers(self) -> dict[str, torch.Tensor]:
         state = {self.state_vectors[name]: vector for name, vector in self.vectors.items()}
         for number, bucket in enumerate(self.buckets):
