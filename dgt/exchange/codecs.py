@@ -147,13 +147,11 @@ class Blocks:
         return scratch.scales, torch.reciprocal(scratch.scales, out=scratch.inverses)
 
     def _write(self, part: Part, scratch: _Scratch) -> None:
-        """By way of int32, for which processors have an instruction."""
-        if self._bits == 8:
-            scratch.integers.copy_(scratch.flat)
-        else:
-            torch.add(scratch.low, scratch.high, alpha=16, out=scratch.low)
-            scratch.integers.copy_(scratch.low).add_(8)
-        part.codes.copy_(scratch.integers)
+        """By way of int32, for which processors have an instruction; what is not a number spoils no other one there."""
+        scratch.integers.copy_(scratch.flat)
+        if self._bits == 4:
+            scratch.packed.add_(scratch.high_integers, alpha=16).add_(8)
+        part.codes.copy_(scratch.packed)
 
     def add(self, out: torch.Tensor, part: Part, share: float) -> None:
         scratch = self._scratch[out.numel()]
@@ -173,7 +171,8 @@ class _Scratch:
         blocks, codes = length // BLOCK, length * bits // 8
         self.flat, self.x, self.work = first, first.view(-1, BLOCK), second.view(-1, BLOCK)
         self.low, self.high = first.split(length // 2)
-        self.integers = second.view(torch.int32)[:codes]
+        self.integers = second.view(torch.int32)[:length]
+        self.packed, self.high_integers = self.integers[:codes], self.integers[codes:]
         self.bytes = second.view(torch.int8)[:codes]
         self.scales, self.inverses = (memory.new_empty(blocks, 1) for _ in range(2))
         self.peaks = self.scales if memory.dtype == torch.float32 else self.scales.to(torch.float32)
