@@ -98,7 +98,7 @@ class AllReduce(DecentralizedOptimizer):
         return stop, save
 
     @classmethod
-    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: int) -> int:
+    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: float) -> int:
         return nodes * _ring_bytes(nodes, numbers * width)
 
 

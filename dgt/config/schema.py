@@ -28,7 +28,7 @@ from dgt.errors import ConfigError
 BACKENDS = ("auto", "gloo", "nccl")
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "messages")
-WIRES = ("full", "bfloat16", "float16")
+WIRES = ("full", "bfloat16", "float16", "int8", "int4")
 DTYPES = ("auto", "float64", "float32")
 PRECISIONS = ("full", "bf16", "fp16")
 PLACEMENTS = ("none", "graph")
@@ -87,7 +87,9 @@ class Config:
     overlap: bool = setting(True, "let the tracker travel while the next gradient is computed (models above 64 KiB)")
     bucket_mb: float = setting(0, "start the exchange during backward, in buckets of so many MB; 0: after it", low=0)
     wire: str = setting(
-        "full", "full, or bfloat16 or float16: rounded changes with error feedback, fewer bytes", choices=WIRES
+        "full",
+        "full, or bfloat16, float16, int8 or int4: rounded changes with error feedback, fewer bytes",
+        choices=WIRES,
     )
     local_steps: int = setting(1, "exchange after every so many steps only", low=1)
     dtype: str = setting("auto", "auto (least squares float64, all else float32), float64 or float32", choices=DTYPES)

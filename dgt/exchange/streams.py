@@ -4,8 +4,8 @@
     stream.post(step)                    # on its way; returns at once
     stream.mix(out)                      # out = W_ii m_i + sum_j W_ij m_j, as the neighbours' vectors arrive
 
-`CompressedStream` sends fewer bits. It sends the rounded change q = Q(m - e) of an estimate e of m that all neighbours
-keep up with (e' = e + q), and mixes
+`CompressedStream` sends fewer bits (`codecs.py`). It sends the rounded change q = Q(m - e) of an estimate e of m that
+all neighbours keep up with (e' = e + q), and mixes
 
     out_i = m_i + sum_j W_ij e'_j - e'_i
 
@@ -15,14 +15,16 @@ error goes to zero with the changes. Whatever Q does, sum_i pi_i out_i = sum_i p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
+from dgt.exchange.codecs import Codec
 from dgt.exchange.network import Network
 from dgt.exchange.transport import Pending, Transport
 
-PIECE = 1 << 19  # numbers worked on at a time, so that they stay in the cache
+PIECE = 1 << 19  # numbers worked on at a time, so that a result is still in the cache when it is read
 
 
 class Stream:
@@ -101,71 +103,81 @@ class Stream:
 
 
 class CompressedStream(Stream):
-    """Vectors rounded to a narrower dtype on the way; sums are kept in the vector's own."""
+    """Changes in few bits on the way; sums are kept in the vector's own dtype."""
 
     def __init__(
-        self,
-        network: Network,
-        transport: Transport,
-        kind: str,
-        like: torch.Tensor,
-        inboxes: int,
-        wire: torch.dtype,
-    ) -> None:
-        super().__init__(network, transport, kind, torch.empty_like(like, dtype=wire), inboxes)
-        self._vector = torch.zeros_like(like)  # m
-        self._estimate = torch.zeros_like(like)  # e_i
-        self._mixed_estimate = torch.zeros_like(like)  # sum_j W_ij e_j, this node included
-        self._largest = torch.finfo(wire).max
-        self._scratch = torch.empty_like(like[:PIECE] if like.device.type == "cpu" else like)
+        self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int, codec: Codec,
+        every: int = 1,
+    ) -> None:  # fmt: skip
+        """every: steps from one exchange to the next, by which exchanges are counted."""
+        super().__init__(network, transport, kind, codec.empty, inboxes)
+        self._codec, self._every, length = codec, every, like.numel()
+        # as long as whole blocks; what is behind the vector's end stays zero
+        filled = [torch.zeros(codec.numbers, dtype=like.dtype, device=like.device) for _ in range(3)]
+        own = [each[:length] for each in filled]
+        self._vector, self._estimate, self._heard = own
+        """m, e_i and sum_j W_ij e_j of the neighbours."""
+        self._filled = list(zip(*map(codec.split, filled), strict=True))
+        self._pieces = list(zip(*(each.split(codec.piece) for each in own), strict=True))
+        self._scratch = like.new_empty(min(codec.piece, codec.numbers))
+        self._parts: dict[int, Sequence[Any]] = {}
 
     @property
     def buffer(self) -> torch.Tensor:
         return self._vector
 
     def post(self, step: int) -> None:
-        for vector, estimate, change in _in_pieces(self._vector, self._estimate, self.outbox.buffer):
-            # what does not fit follows with the next change
-            difference = torch.sub(vector, estimate, out=self._scratch[: vector.numel()])
-            change.copy_(difference.clamp_(-self._largest, self._largest))
-            estimate.add_(self._wide(change))
+        """q = Q(m - e),  e += q."""
+        exchange, parts = step // self._every, self._cut(self.outbox.buffer)
+        for number, ((vector, estimate, _), part) in enumerate(zip(self._filled, parts, strict=True)):
+            self._codec.send(vector, estimate, part, number, exchange)
         super().post(step)
 
+    def mix(self, out: torch.Tensor) -> None:
+        for result, vector, estimate, heard in self._complete(out):
+            torch.add(heard, estimate, alpha=self.row.own - 1, out=result).add_(vector)
+
     def mixed_pieces(self, out: torch.Tensor, keep: bool = True) -> Iterator[tuple[slice, torch.Tensor]]:
-        self._take_changes()
+        self.mix(out)
         stop = 0
-        for result, mixed, estimate, vector in _in_pieces(out, self._mixed_estimate, self._estimate, self._vector):
-            start, stop = stop, stop + result.numel()
-            yield slice(start, stop), torch.sub(mixed, estimate, out=result).add_(vector)
+        for (mixed,) in _in_pieces(out):
+            start, stop = stop, stop + mixed.numel()
+            yield slice(start, stop), mixed
 
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
-        self._take_changes()
-        for result, mixed, estimate, vector in _in_pieces(out, self._mixed_estimate, self._estimate, self._vector):
-            result.add_(vector, alpha=scale * (1 - self.row.own))
-            result.add_(mixed, alpha=scale).sub_(estimate, alpha=scale)
+        for result, vector, estimate, heard in self._complete(out):
+            rest = torch.sub(vector, estimate, out=self._scratch[: result.numel()])
+            result.add_(heard, alpha=scale).add_(rest, alpha=scale * (1 - self.row.own))
 
-    def _take_changes(self) -> None:
-        """sum_j W_ij e_j += sum_j W_ij q_j, this node included."""
+    def _complete(self, out: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        """sum_j W_ij e_j += sum_j W_ij q_j; each piece of out, m, e_i and that sum, once the sum is complete."""
         assert self._pending is not None
-        heard = [(self.row.own, self._message)]
+        codec, waiting = self._codec, len(self.row.neighbours)
+        results = list(zip(out.split(codec.piece), self._pieces, strict=True))
         for run in self._pending.in_order():
-            heard += [(self.row.neighbours[peer], theirs.to(self._vector.device)) for peer, theirs in run]
-            self._add(heard)
-            heard = []
-        self._add(heard)
+            waiting -= len(run)
+            shares = [self.row.neighbours[peer] for peer, _ in run]
+            messages = [self._cut(theirs.to(self._vector.device)) for _, theirs in run]
+            for (result, pieces), (_, _, heard), *parts in zip(results, self._filled, *messages, strict=True):
+                for part, share in zip(parts, shares, strict=True):
+                    codec.add(heard, part, share)
+                if not waiting:
+                    yield (result, *pieces)
+        if not self.row.neighbours:
+            yield from ((result, *pieces) for result, pieces in results)
         self._finish()
 
-    def _add(self, heard: list[tuple[float, torch.Tensor]]) -> None:
-        for mixed, *changes in _in_pieces(self._mixed_estimate, *(change for _, change in heard)):
-            for change, (share, _) in zip(changes, heard, strict=True):
-                mixed.add_(self._wide(change), alpha=share)
-
-    def _wide(self, change: torch.Tensor) -> torch.Tensor:
-        """In the vector's own dtype; torch would make a new tensor of it at every sum of two dtypes."""
-        return self._scratch[: change.numel()].copy_(change)
+    def _cut(self, message: torch.Tensor) -> Sequence[Any]:
+        """The parts of a message. In main memory messages come in the same few buffers, and cutting takes its time."""
+        if message.device.type != "cpu":
+            return self._codec.cut(message)
+        place = message.data_ptr()
+        if place not in self._parts:
+            self._parts[place] = self._codec.cut(message)
+        return self._parts[place]
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {"estimate": self._estimate, "mixed_estimate": self._mixed_estimate}
+        return {"estimate": self._estimate, "neighbours_estimate": self._heard}
 
 
 def _in_pieces(*vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

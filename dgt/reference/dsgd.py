@@ -11,7 +11,7 @@ from dgt.network.mixing import Strategy
 from dgt.reference import bases
 from dgt.reference.bases import Momentum
 from dgt.reference.stacked import StackedProblem, State, StepSize, at, column
-from dgt.reference.wire import exchanges, mixing
+from dgt.reference.wire import Wire, exchanges, mixing
 
 
 def dsgd(
@@ -21,7 +21,7 @@ def dsgd(
     lr: StepSize,
     iterations: int,
     *,
-    wire: str = "full",
+    wire: str | Wire = "full",
     local_steps: int = 1,
     momentum: float = 0.0,
     nesterov: bool = False,

@@ -13,7 +13,7 @@ from dgt.network.mixing import Strategy
 from dgt.reference import bases
 from dgt.reference.bases import Momentum
 from dgt.reference.stacked import Array, StackedProblem, State, StepSize, at, column
-from dgt.reference.wire import exchanges, mixing
+from dgt.reference.wire import Wire, exchanges, mixing
 
 
 def gradient_tracking(
@@ -23,7 +23,7 @@ def gradient_tracking(
     lr: StepSize,
     iterations: int,
     *,
-    wire: str = "full",
+    wire: str | Wire = "full",
     local_steps: int = 1,
     momentum: float = 0.0,
     nesterov: bool = False,
@@ -41,7 +41,7 @@ def gradient_tracking(
     Nodes whose gradient overflows at step t stay out of it: g' is what makes Y' = 0 there.
     """
     theta, G = problem.start, column(strategy.gradient_scale, problem.start)
-    mix_theta, mix_tracker = mixing(W, wire), mixing(W, wire)
+    mix_theta, mix_tracker = mixing(W, wire), mixing(W, wire, "tracker")
     with_momentum, descend = Momentum(momentum, nesterov), bases.base(base or "sgd", base_options)
     form = base_form if base is not None else ""
     own = column(W.diagonal(), problem.start)

@@ -67,6 +67,15 @@ LOOPS = {
         algorithm=dgt.DSGD, options={"base": "adam", "local_steps": 2}, strategy="I", reload=True
     ),
     "AllReduce, AdamW, state_dict": Loop(algorithm=dgt.AllReduce, options=ADAMW, reload=True),
+    "int8, local steps, state_dict": Loop(options={"wire": "int8", "local_steps": 2}, groups=True, reload=True),
+    "Nesterov, buckets, int4, state_dict": Loop(
+        options={"momentum": 0.8, "nesterov": True, **TINY, "wire": "int4"}, strategy="I", reload=True
+    ),
+    "AdamW together, int4": Loop(options={**ADAMW, "base_form": "together", "wire": "int4"}),
+    "DSGD, buckets, int8": Loop(algorithm=dgt.DSGD, options={**TINY, "wire": "int8"}, groups=True),
+    "from outside, int4, local steps, state_dict": Loop(
+        algorithm=Toy, options={**HEAVY, "wire": "int4", "local_steps": 2}, reload=True
+    ),
     "from outside": Loop(algorithm=Toy, options=HEAVY, strategy="I", groups=True, reload=True),
     "from outside, buckets, scheduler": Loop(algorithm=Toy, options={**HEAVY, **TINY}, groups=True, schedule=True),
     "from outside, buckets, narrow wire, local steps": Loop(
@@ -97,7 +106,11 @@ def parameters() -> list[torch.nn.Parameter]:
         (dgt.AllReduce, {"local_steps": 2}, "local_steps=2: not with AllReduce; leave it out"),
         (dgt.AllReduce, {"bucket_mb": 1.0}, "bucket_mb=1.0: not with AllReduce; leave it out"),
         (dgt.DSGD, {"bucket_mb": 1.0}, r"bucket_mb=1: give the model too, DSGD\(..., model=model\)"),
-        (dgt.DSGD, {"wire": "int1"}, "wire=int1: allowed: full, bfloat16, float16"),
+        (
+            dgt.DSGD,
+            {"wire": "int1"},
+            r"wire=int1: did you mean int8 or int4\? allowed: full, bfloat16, float16, int8, int4",
+        ),
         (Toy, {"momentum": 1.5}, "momentum=1.5: must be"),
     ],
 )
@@ -178,10 +191,11 @@ def test_a_message_may_be_made_of_the_one_before() -> None:
         (
             dgt.GradientTracking,
             {"wire": "bfloat16"},
-            {"rest", "z_estimate_0", "z_mixed_estimate_0", "y_estimate_0", "y_mixed_estimate_0"},
+            {"rest", "z_estimate_0", "z_neighbours_estimate_0", "y_estimate_0", "y_neighbours_estimate_0"},
         ),
         (dgt.DSGD, {}, set()),
-        (dgt.DSGD, {"wire": "float16"}, {"z_estimate_0", "z_mixed_estimate_0"}),
+        (dgt.DSGD, {"wire": "int4"}, {"z_estimate_0", "z_neighbours_estimate_0"}),
+        (dgt.DSGD, {"wire": "float16"}, {"z_estimate_0", "z_neighbours_estimate_0"}),
         (dgt.AllReduce, {}, set()),
         (Toy, {}, {"u", "c"}),
     ],
@@ -191,6 +205,17 @@ def test_names_in_a_state_are_those_of_checkpoints_written_before(
 ) -> None:
     state = make(parameters(), 0.1, network, **options).state_dict()["dgt"]
     assert state.keys() == {"algorithm", "iteration", "layout"} | keys
+
+
+def test_estimates_of_version_0_1_0_are_taken_over(network: dgt.Network) -> None:
+    """They were kept with the node's own part; alone in a network, that is all of it."""
+    optimizer = dgt.DSGD(parameters(), 0.1, network, wire="bfloat16")
+    state = optimizer.state_dict()
+    estimate = torch.tensor([1.0, 2.0, 3.0])
+    del state["dgt"]["z_neighbours_estimate_0"]
+    state["dgt"] |= {"z_estimate_0": estimate, "z_mixed_estimate_0": estimate + 0.5}
+    optimizer.load_state_dict(state)
+    assert optimizer.state_dict()["dgt"]["z_neighbours_estimate_0"].tolist() == [0.5, 0.5, 0.5]
 
 
 def test_every_module_is_an_algorithm_with_a_twin() -> None:

@@ -21,7 +21,7 @@ from dgt.launching.launch import start_ranks
 from dgt.network import graphs
 from dgt.processes.node import Node
 
-VARIANTS = ("ddp", "decent_dp", "messages", "bfloat16")
+VARIANTS = ("ddp", "decent_dp", "messages", "bfloat16", "int8", "int4")
 SIZE, STEPS = 400_000, 4
 
 

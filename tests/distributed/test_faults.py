@@ -284,7 +284,7 @@ def test_two_hundred_damaged_messages(tmp_path: Path) -> None:
         rank, iteration = draw.randrange(4), draw.randrange(1, 15)
         ways = [
             f"transport={draw.choice(['auto', 'messages'])}",
-            f"wire={draw.choice(['full', 'bfloat16', 'float16'])}",
+            f"wire={draw.choice(['full', 'bfloat16', 'float16', 'int8', 'int4'])}",
         ]
         fault = [
             "chaos=corrupt", f"chaos.damage={damage}", f"chaos.rank={rank}", f"chaos.iteration={iteration}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from dgt.algorithms import DecentralizedOptimizer
 from dgt.errors import LaunchError
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.processes.node import Node
+from dgt.reference.wire import Wire
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(180)
@@ -129,9 +131,16 @@ class Loop:
         W = mixing_matrix(dgt.graphs.ring(NODES), plan.mixing_weights)
         stacked = Stacked(self)
         options = {key: value for key, value in self.options.items() if key not in ("overlap", "bucket_mb")}
+        if "wire" in options and "bucket_mb" in self.options:
+            options["wire"] = Wire(options["wire"], self.bucket_starts())
         twin = self.algorithm.twin or reference.named(self.algorithm.__module__.rpartition(".")[2])
         states = twin(stacked, W, plan, stacked.lr, STEPS, **options)
         return [state.theta for state in states][1:]
+
+    def bucket_starts(self) -> list[int]:
+        """Every parameter is a bucket."""
+        sizes = [p.numel() for p in self.ordered(self.build(0)[0])]
+        return [0, *itertools.accumulate(sizes[:-1])]
 
 
 class Stacked:

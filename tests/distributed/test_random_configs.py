@@ -34,7 +34,7 @@ SETTINGS: list[tuple[str, float, Sequence[Any]]] = [
     ("seed", 0.3, [0, 1, 2**63 - 1]),
     ("transport", 0.4, ["auto", "messages"]),
     ("overlap", 0.3, ["true", "false"]),
-    ("wire", 0.2, ["full", "bfloat16", "float16"]),
+    ("wire", 0.2, ["full", "bfloat16", "float16", "int8", "int4"]),
     ("local_steps", 0.2, [1, 2, 3]),
     ("dtype", 0.3, ["auto", "float64", "float32"]),
     ("crc", 0.2, ["true", "false"]),

@@ -32,6 +32,7 @@ LEAST_SQUARES = [FOUR, "topology=ring", "iterations=60", "eval_every=3", "checkp
         [],
         ["strategy=I", "transport=messages", "local_steps=2"],
         ["problem.dimension=20000", "wire=bfloat16"],
+        ["problem.dimension=20000", "wire=int4", "local_steps=2", "transport=messages"],
         ["problem.dimension=20000", "overlap=false", "logger=tensorboard"],
         ["algorithm=dsgd"],
         ["algorithm=allreduce"],

@@ -38,7 +38,7 @@ class Hesitant:
     def run(self, node: Node) -> tuple[float, float]:
         common, own = random.Random(self.seed), random.Random(f"{self.seed} {node.rank}")
         graph = getattr(dgt.graphs, common.choice(["ring", "exponential", "complete", "star"]))(node.size)
-        options = common.choice([{}, {"overlap": False}, {"wire": "bfloat16"}, {"local_steps": 2}])
+        options = common.choice([{}, {"overlap": False}, {"wire": "bfloat16"}, {"wire": "int4"}, {"local_steps": 2}])
         transport = common.choice(["auto", "auto", "auto", "messages"])
         theta = torch.nn.Parameter(torch.full((common.choice([10, 20_000]),), float(node.rank), dtype=torch.float64))
         network = dgt.Network(node, graph, [1.0 + k for k in range(node.size)], transport=transport)

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from dgt.commands.simulate.twin import evaluations
-from dgt.config import STRATEGIES, AlgorithmConfig, Config, ProblemConfig, TopologyConfig, WeightsConfig, registry
+from dgt.config import (
+    STRATEGIES,
+    WIRES,
+    AlgorithmConfig,
+    Config,
+    ProblemConfig,
+    TopologyConfig,
+    WeightsConfig,
+    registry,
+)
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
 from dgt.training.guard import Guard
@@ -131,6 +140,8 @@ TRAFFIC = (
     {"local_steps": 3},
     {"wire": "bfloat16", "local_steps": 2, "problem": WIDE},
     {"local_steps": 4, "problem": WIDE},
+    {"wire": "int8"},
+    {"wire": "int4", "local_steps": 2, "problem": WIDE},
 )
 
 
@@ -154,10 +165,11 @@ def test_narrow_wires_and_local_steps_equal_the_twin(transport: str) -> None:
     assert len(configs) >= 20
     for config, rows in zip(configs, run_ranks(TrainAll(configs), 5)[0], strict=True):
         assert_same(rows, twin(config), config)
-    full, half = (config_for("exponential", 5, "", wire=wire) for wire in ("full", "bfloat16"))
-    sent = [rows[-1][1]["bytes_sent"][0] for rows in run_ranks(TrainAll([full, half]), 5)[0]]
+    full, *narrow = (config_for("exponential", 5, "", wire=wire, problem=WIDE, iterations=2) for wire in WIRES)
     handshake = 5 * 4 * 16
-    assert sent[1] - handshake == (sent[0] - handshake) / 4  # 16 bits in place of 64
+    sent, *less = (rows[-1][1]["bytes_sent"][0] - handshake for rows in run_ranks(TrainAll([full, *narrow]), 5)[0])
+    groups = 40  # of 128 numbers, two scales and 128 codes
+    assert [each / sent for each in less] == [1 / 4, 1 / 4, groups * 132 / 40_000, groups * 68 / 40_000]
 
 
 DESCENTS: tuple[dict[str, Any], ...] = (
@@ -221,7 +233,7 @@ def test_noise_free_ranks_reach_the_closed_form_optimum() -> None:
     configs = [
         config_for("tailored", 5, "", strategy=name, problem=exact, iterations=900, eval_every=100, lr=0.05, **changes)
         for name in STRATEGIES
-        for changes in ({}, {"wire": "bfloat16"}, {"wire": "float16"}, {"local_steps": 2})
+        for changes in ({}, *({"wire": wire} for wire in WIRES[1:]), {"local_steps": 2})
     ]
     for config, rows in zip(configs, run_ranks(TrainAll(configs), 5)[0], strict=True):
         near = 1e-6 if config.wire == "float16" else 1e-8  # changes below 3e-8 are zero in float16

@@ -42,6 +42,23 @@ def test_noise_free_tracking_reaches_the_optimum_and_dsgd_does_not(name: str) ->
     assert np.abs(last(run(name, vector, "allreduce")[1]).theta - optimum).max() < 1e-8
 
 
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["I", "II"])
+def test_few_bits_change_neither_the_optimum_nor_where_dsgd_ends(name: str, wire: str) -> None:
+    """The error goes to zero with the changes: rounding adds no bias, to either algorithm."""
+    vector = weights.named("B")
+    problem = LeastSquares(ProblemConfig(noise=0.0), [0], range(vector.size))
+    graph = graphs.exponential(vector.size)
+    ends = {
+        (algorithm, each): last(
+            reference.states(algorithm, problem, graph, vector, name, laziness=0.3, lr=0.02, iterations=900, wire=each)
+        ).theta
+        for algorithm, each in [("gradient_tracking", wire), ("dsgd", wire), ("dsgd", "full")]
+    }
+    assert np.abs(ends["gradient_tracking", wire] - problem.optimum(vector)).max() < 1e-10
+    assert np.abs(ends["dsgd", wire] - ends["dsgd", "full"]).max() < 1e-10
+
+
 def falling(start: float, to: float, steps: int) -> reference.StepSize:
     """lr falls by the same factor every step; slower than sqrt(beta2), else Adam's v remembers too large gradients."""
     return lambda t: start * to ** (t / steps)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from dgt.algorithms.machinery.descent import with_momentum
+from dgt.exchange.codecs import codec
 from dgt.exchange.flat import Piece
 from dgt.exchange.streams import PIECE, CompressedStream, Stream
 from dgt.exchange.transport import Outbox
@@ -89,13 +90,13 @@ class Bucket(Protocol):
 class StreamBucket:
     """A stream per message, so that each travels as long as it may."""
 
-    def __init__(self, optimizer: NeighbourOptimizer, part: slice, wire: torch.dtype | None) -> None:
+    def __init__(self, optimizer: NeighbourOptimizer, part: slice, wire: str) -> None:
         self.part, self._optimizer, self.checks_finite = part, optimizer, True
         like = optimizer.flat.values[part]
         on_cpu = like.device.type == "cpu"
         self._exceeds_cache = on_cpu and like.numel() > PIECE
         self._messages = optimizer.messages
-        self._streams = [_stream(optimizer, message, like, wire) for message in self._messages]
+        self._streams = [_stream(optimizer, message, part, wire) for message in self._messages]
         self._at_once = sum(message.needed_at_once for message in self._messages)
         length = PIECE if on_cpu else like.numel()
         self._pieces = optimizer.flat.pieces(length, part)
@@ -225,9 +226,11 @@ class StreamBucket:
         return {f"{name}_{key}": tensor for name, state in states for key, tensor in state.items()}
 
 
-def _stream(optimizer: NeighbourOptimizer, message: Message, like: torch.Tensor, wire: torch.dtype | None) -> Stream:
+def _stream(optimizer: NeighbourOptimizer, message: Message, part: slice, wire: str) -> Stream:
     # one inbox is enough for a message that nobody waits for
     network, transport, inboxes = optimizer.network, optimizer.transport, 2 if message.needed_at_once else 1
-    if wire is None:
+    like = optimizer.flat.values[part]
+    if wire == "full":
         return Stream(network, transport, message.kind, like, inboxes)
-    return CompressedStream(network, transport, message.kind, like, inboxes, wire)
+    narrow = codec(wire, like, message.kind, network.node.rank, part.start)
+    return CompressedStream(network, transport, message.kind, like, inboxes, narrow, optimizer.local_steps)

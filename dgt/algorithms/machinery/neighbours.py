@@ -32,7 +32,8 @@ class NeighbourOptimizer(DecentralizedOptimizer):
 
     overlap      let messages that are not needed at once travel while the next gradient is computed; the numbers are
                  the same without
-    wire         full; bfloat16 or float16 halve the traffic of a float32 model (`exchange/streams.py` says what holds)
+    wire         full; bfloat16 or float16 halve the traffic of a float32 model, int8 and int4 send a quarter and an
+                 eighth, and a scale for every 64 numbers (`exchange/streams.py` says what holds)
     local_steps  exchange after every so many steps only; between them W = I
     bucket_mb    start the exchange during backward, bucket by bucket, and end it in the next forward of `model`;
                  gradients cannot be changed after backward then (clipping), and `drain` comes before reading or
@@ -188,8 +189,8 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         out += theta
 
     @classmethod
-    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: int) -> int:
-        return 2 * edges * len(cls.messages) * numbers * wire_width
+    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: float) -> int:
+        return 2 * edges * len(cls.messages) * round(numbers * wire_width)
 
     def _make_buckets(self, wire: str, bucket_mb: float) -> list[Bucket]:
         theta = self.flat.values
@@ -199,8 +200,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         if fits and self.has_array_update and self.base is None:
             return [SmallBucket(self)]
         parts = self.flat.buckets(int(bucket_mb * 2**20)) if bucket_mb else [slice(0, theta.numel())]
-        narrow = None if wire == "full" else getattr(torch, wire)
-        return [StreamBucket(self, part, narrow) for part in parts]
+        return [StreamBucket(self, part, wire) for part in parts]
 
     def update(self) -> None:
         if self._backward is not None and self.found_inf is not None:
@@ -283,6 +283,20 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             self._backward = None
             for finishing in (self.network.before_reading, self.network.node.before_leaving):
                 finishing.remove(self.drain)
+
+    def _checked_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        saved = state_dict.get("dgt") if isinstance(state_dict, dict) else None
+        if isinstance(saved, dict):
+            state_dict = {**state_dict, "dgt": saved | self._estimates_of_neighbours(saved)}
+        return super()._checked_state(state_dict)
+
+    def _estimates_of_neighbours(self, saved: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Of a state of version 0.1.0, which kept them together with the node's own: sum_j W_ij e_j - W_ii e_i."""
+        mixed = {key: value for key, value in saved.items() if "_mixed_estimate_" in key}
+        return {
+            key.replace("_mixed_", "_neighbours_"): value - self.network.row.own * saved[key.replace("_mixed_", "_")]
+            for key, value in mixed.items()
+        }
 
     def buffers(self) -> dict[str, torch.Tensor]:
         state = {self.state_vectors[name]: vector for name, vector in self.vectors.items()}

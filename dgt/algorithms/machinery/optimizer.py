@@ -338,10 +338,10 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         return None
 
     @classmethod
-    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: int) -> int:
+    def bytes_per_exchange(cls, nodes: int, edges: int, numbers: int, width: int, wire_width: float) -> int:
         """Bytes that all nodes together send at an exchange of so many parameters.
 
-        width, wire_width  bytes per number in memory, and as it is sent with `wire`
+        width, wire_width  bytes per number in memory, and as it is sent with `wire`, scales included
         """
         raise NotImplementedError(f"{cls.__name__} does not say how much it sends")
 

@@ -40,6 +40,8 @@ VARIANTS = {
     "no_overlap": "dgt, every exchange awaited at once",
     "buckets": "dgt, the exchange started during backward",
     "bfloat16": "dgt over the process group, 16 bits per number on the wire",
+    "int8": "dgt over the process group, 8 bits per number on the wire",
+    "int4": "dgt over the process group, 4 bits per number on the wire",
     "unchecked": "shared, without looking at what is sent and received",
     "crc": "shared, with a checksum of every message",
     "momentum": "shared, with Nesterov momentum inside the tracker",
@@ -47,8 +49,8 @@ VARIANTS = {
     "ddp_momentum": "torch's DistributedDataParallel, SGD with Nesterov momentum",
     "ddp_adamw": "torch's DistributedDataParallel, AdamW",
 }
-# variants that are measured only if named: what checks and other optimizers cost
-ON_DEMAND = ("unchecked", "crc", "momentum", "adamw", "ddp_momentum", "ddp_adamw")
+# variants that are measured only if named: what fewer bits, checks and other optimizers cost
+ON_DEMAND = ("int8", "int4", "unchecked", "crc", "momentum", "adamw", "ddp_momentum", "ddp_adamw")
 MEASURES = ("start", "end", "cpu", "wait", "bytes", "peak_mb")
 BUCKET_MB = 1.0
 DDP_BUCKET_MB = 25.0  # torch's own
@@ -203,6 +205,8 @@ def build(name: str, config: BenchConfig, work: Workload, node: Node, graph: nx.
         "unchecked": lambda: Unchecked(work, Network(node, graph, weights)),
         "crc": lambda: Tracking(work, Network(node, graph, weights, crc=True)),
         "bfloat16": lambda: tracking("messages", wire="bfloat16"),
+        "int8": lambda: tracking("messages", wire="int8"),
+        "int4": lambda: tracking("messages", wire="int4"),
         "momentum": lambda: tracking(momentum=0.9, nesterov=True),
         "adamw": lambda: tracking(base=torch.optim.AdamW),
         "ddp_momentum": lambda: peers.DDP(work, node, config.best_ddp_bucket_mb, peers.fused_momentum),

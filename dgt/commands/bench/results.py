@@ -18,7 +18,7 @@ COLOURS = {
     "compute": "#999999", "limit": "#000000", "ddp": "#D55E00", "decent_dp": "#CC79A7", "naive": "#E69F00",
     "messages": "#56B4E9", "shared": "#0072B2", "no_overlap": "#009E73", "buckets": "#F0E442", "bfloat16": "#882255",
     "unchecked": "#44AA99", "crc": "#117733", "momentum": "#88CCEE", "adamw": "#332288", "ddp_momentum": "#DDCC77",
-    "ddp_adamw": "#999933",
+    "ddp_adamw": "#999933", "int8": "#AA4499", "int4": "#661100",
 }  # fmt: skip
 
 

@@ -13,12 +13,12 @@ import networkx as nx
 import numpy as np
 
 from dgt import problems
-from dgt.commands.simulate.twin import NARROW_BYTES, evaluated_at
+from dgt.commands.simulate.twin import evaluated_at
 from dgt.config import Config
 from dgt.config.settings import check_settings, setting
 from dgt.errors import ConfigError
 from dgt.network import plan as planner
-from dgt.network import spectral, theory
+from dgt.network import rounding, spectral, theory
 from dgt.network.plan import Prediction, Quadratic, System
 from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings, smoothness
@@ -211,8 +211,9 @@ def model_numbers(config: Config, settings: PlanConfig, weights: Weights) -> int
     return problems.parameter_count(config, weights, environment.cache_dir())
 
 
-def width_of(config: Config) -> int:
-    return NARROW_BYTES if config.wire != "full" else problems.dtype_of(config).itemsize
+def vector_bytes(config: Config, numbers: int) -> int:
+    """Of a vector of so many numbers, as it is sent."""
+    return round(numbers * rounding.bytes_per_number(config.wire, numbers, problems.dtype_of(config).itemsize))
 
 
 def quadratic_of(config: Config, nodes: int) -> Quadratic:

@@ -31,7 +31,7 @@ from dgt.commands.plan.candidates import (
     quadratic_of,
     sooner,
     step_of,
-    width_of,
+    vector_bytes,
 )
 from dgt.config import AUTO, STRATEGIES, Config
 from dgt.config import compose as composing
@@ -65,7 +65,7 @@ def plan(overrides: Sequence[str]) -> Plan:
     if weights.size == 1:
         raise ConfigError("dgt plan: a network of one node has nothing to choose")
     vectors = len(GradientTracking.messages)  # per exchange
-    bytes_per_neighbour = vectors * model_numbers(first, settings, weights) * width_of(first)
+    bytes_per_neighbour = vectors * vector_bytes(first, model_numbers(first, settings, weights))
     if settings.measure:
         talk = examination.measured(first.transport)
         settings = dataclasses.replace(settings, measure=False, latency=talk.microseconds, bandwidth=talk.gigabytes)

@@ -20,6 +20,7 @@ import torch
 from dgt import problems, reference
 from dgt.config import CheckpointConfig, Config, TopologyConfig
 from dgt.errors import ConfigError
+from dgt.network import rounding
 from dgt.network import weights as node_weights
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import Weights
@@ -47,7 +48,6 @@ MOST_EDGES = 5_000_000  # a few GB
 MANY_NODES = 20_000  # drawing their graph takes seconds
 NUMBER_BYTES = 8  # float64
 HANDSHAKE_BYTES = 2 * NUMBER_BYTES  # (lambda_i, d_i), once to every neighbour
-NARROW_BYTES = 2  # bfloat16 and float16
 
 
 def check(config: Config) -> None:
@@ -163,7 +163,8 @@ class Traffic:
 def traffic(config: Config, graph: nx.Graph, copies: int = 1) -> Traffic:
     """Bytes of the handshake and of every exchange: the algorithm's class says how many vectors that is."""
     nodes, edges = graph.number_of_nodes(), graph.number_of_edges()
-    numbers, width = copies * config.problem.dimension, NUMBER_BYTES if config.wire == "full" else NARROW_BYTES
+    numbers = copies * config.problem.dimension
+    width = rounding.bytes_per_number(config.wire, numbers, NUMBER_BYTES)
     sent = config.algorithm.kind.bytes_per_exchange(nodes, edges, numbers, NUMBER_BYTES, width)
     return Traffic(2 * edges * HANDSHAKE_BYTES, sent, config.local_steps)
 
