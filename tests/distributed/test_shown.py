@@ -112,6 +112,17 @@ def test_every_example_trains(line: str, examples: Path, dgt_here: Callable[...,
     assert program != "my_data.py" or (examples / "average.pt").is_file()
 
 
+def test_the_example_beside_ddp_trains_both_ways(examples: Path, dgt_here: Callable[..., Said]) -> None:
+    """In 40 steps in place of 900, after which both are on the way from ln 71 = 4.26."""
+    (examples / "kept.py").write_text(KEPT)
+    for way in ("ddp", "ring"):
+        done = dgt_here("run", "-n", "4", "kept.py", "against_ddp.py", "gpt2", way, "40", "0.002")
+        assert done.code == 0, done.stderr
+    losses = [float(line.split(": ")[1]) for line in (examples / "printed").read_text().splitlines()]
+    assert len(losses) == 2
+    assert max(losses) < 3.3
+
+
 def test_quickstart_prints_a_table_and_a_figure() -> None:
     """In this checkout, as a user would: the second time nothing is installed again."""
     done = command(["bash", "launch/quickstart.sh", "iterations=6", "seeds=2"], TOP, 1200)
