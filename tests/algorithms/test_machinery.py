@@ -45,7 +45,7 @@ LOOPS = {
     "AllReduce, Nesterov, groups, state_dict": Loop(
         algorithm=dgt.AllReduce, options={"momentum": 0.8, "nesterov": True}, groups=True, reload=True
     ),
-    "AdamW, state_dict": Loop(options=ADAMW, reload=True),
+    "AdamW, state_dict, in pieces": Loop(options=ADAMW, reload=True, piece=7),
     "AdamW, buckets, narrow wire, local steps, state_dict": Loop(options={**ADAMW, **TINY, **NARROW}, reload=True),
     "AdamW on the own tracker, local steps": Loop(
         options={**ADAMW, "base_form": "own", "local_steps": 2}, strategy="I", schedule=True, clip=True
@@ -56,11 +56,11 @@ LOOPS = {
     "AdamW predicted, buckets, narrow wire, local steps": Loop(
         options={**ADAMW, **TINY, **NARROW, "base_form": "predicted"}, reload=True
     ),
-    "AdamW together, buckets, local steps": Loop(
-        options={**ADAMW, **TINY, "base_form": "together", "local_steps": 2}, strategy="I", schedule=True
+    "AdamW together, local steps, in pieces": Loop(
+        options={**ADAMW, "base_form": "together", "local_steps": 2}, strategy="I", schedule=True, piece=16
     ),
     "AdamW together, narrow wire, state_dict": Loop(
-        options={**ADAMW, "base_form": "together", "wire": "bfloat16"}, reload=True
+        options={**ADAMW, "base_form": "together", "wire": "bfloat16"}, reload=True, piece=16
     ),
     "RMSprop, Strategy I": Loop(options={"base": "rmsprop"}, strategy="I", reload=True),
     "DSGD, Adam, local steps, state_dict": Loop(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ import torch
 import dgt
 from dgt import reference
 from dgt.algorithms import DecentralizedOptimizer
+from dgt.algorithms.machinery import base, bucket
 from dgt.errors import LaunchError
+from dgt.exchange import streams
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.processes.node import Node
 from dgt.reference.wire import Wire
@@ -63,6 +66,7 @@ class Loop:
     reload: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     algorithm: type[DecentralizedOptimizer] = dgt.GradientTracking
+    piece: int = streams.PIECE
 
     def build(self, node: int) -> tuple[Net, torch.Tensor, torch.Tensor]:
         torch.manual_seed(node)  # every node starts elsewhere
@@ -90,6 +94,12 @@ class Loop:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
 
     def run(self, node: Node) -> list[list[float] | None]:
+        with contextlib.ExitStack() as patches:  # large models are worked on piece by piece
+            for module in (streams, bucket, base):
+                patches.enter_context(mock.patch.object(module, "PIECE", self.piece))
+            return self.trained(node)
+
+    def trained(self, node: Node) -> list[list[float] | None]:
         model, x, y = self.build(node.rank)
         forward = torch.compile(model, backend="aot_eager") if self.compiled else model
         network = dgt.Network(node, dgt.graphs.ring(node.size), WEIGHTS, self.strategy)
