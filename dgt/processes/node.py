@@ -51,6 +51,13 @@ class Exchange(Protocol):
         """Wait until what was sent has left."""
 
 
+class Receiver(Protocol):
+    """Receives that are posted before their messages are wanted; some wait for messages that never come."""
+
+    def withdraw(self) -> None:
+        """The connections are closed next: drop the handles, which would keep them open."""
+
+
 class LifeSign(Protocol):
     """Something in shared memory by which neighbours on the same host see whether this rank lives."""
 
@@ -108,6 +115,8 @@ class Node:
     """Called when this node leaves without an error, before its connections are closed."""
     under_way: set[Exchange] = field(default_factory=set)
     """Messages that are not complete yet."""
+    receivers: weakref.WeakSet[Receiver] = field(default_factory=weakref.WeakSet)
+    """Withdrawn before connections are closed; an optimizer that is deleted takes its own along."""
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dgt-sender"))
     """One thread, started at its first use, so that messages leave in the order in which they were posted."""
 
@@ -253,12 +262,18 @@ class Node:
             sign.release()
         self.life_signs.clear()
         self.under_way.clear()
+        self.withdraw_receives()
         self.expected_next.clear()
         self.channels, self.calls = 0, 0
         self.sender.shutdown(wait=False, cancel_futures=True)
         self.sender = ThreadPoolExecutor(1, "dgt-sender")
         rendezvous.destroy_groups(self.groups)
         gc.collect()  # gloo closes a connection when the last reference to its group is gone
+
+    def withdraw_receives(self) -> None:
+        """Before the process groups are destroyed: give up all receives, whose handles keep connections open."""
+        for receiver in list(self.receivers):
+            receiver.withdraw()
 
     # ------------------------------------------------------------------------------------------ other ranks than before
 
