@@ -5,8 +5,8 @@
     inboxes.take(position)                               # its handle, to wait for; then read inboxes.frame(position)
     inboxes.free(position, number)                       # it was read: the receive of what comes there next is posted
 
-gloo sends a message only when its receiver has asked for it. A receive that is posted before the neighbour sends saves
-the way there and back of that question, so a receive stays posted for the next message as soon as the last one was read.
+gloo sends a message only when its receiver has asked for it. A receive that is posted before the neighbour sends spares
+the question a way of its own, so the receive of the next message is posted as soon as the last one was read.
 
 At the end a receive is left for a message that never comes. Its handle keeps gloo's connections open, so a node
 that leaves, or closes its connections after an error, calls `withdraw`. An optimizer that is deleted takes its receives
@@ -58,7 +58,7 @@ class Inboxes:
         return [frame.payload for frame in self.frames]
 
     def expect(self, position: int, number: int) -> None:
-        """Post a receive, unless it was posted early; raises RuntimeError if the neighbour has closed its connection."""
+        """Post a receive, unless it was posted early; RuntimeError if the neighbour has closed its connection."""
         if self._expected[position] != number:
             peer, tag = self._peers[position], message_tag(number, self._channel)
             self._works[position] = self._node.control.recv([self.frame(position).raw], peer, tag)

@@ -326,10 +326,18 @@ class Node:
     def change_rank(self, rank: int) -> None:
         """Connect again as another rank. All ranks call it, before any message between neighbours; the caller then
         calls `join.choose_device_and_backend`."""
+        self.move(dataclasses.replace(self.placement, rank=rank), "renumbered")
+
+    def move(self, placement: Placement, prefix: str, between: Callable[[], None] = lambda: None) -> None:
+        """Connect again with this placement, over keys of the store that begin with `prefix`; all ranks call it.
+
+        `between` is called when the old connections are closed and the new ones not yet made.
+        """
         self.write_launcher_note(CONNECTED, False)
         self.close_connections()
-        self._set_placement(dataclasses.replace(self.placement, rank=rank))
-        self._connect("renumbered", max(self.timeout, RENDEZVOUS_SECONDS))
+        self._set_placement(placement)
+        between()
+        self._connect(prefix, max(self.timeout, RENDEZVOUS_SECONDS))
         self.write_launcher_note(CONNECTED)
 
     def _set_placement(self, placement: Placement) -> None:
