@@ -21,12 +21,13 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from dgt.errors import PeerError
 from dgt.exchange.frames import Frame
 from dgt.processes.node import Node
 
 CHANNELS = 2**14
 MOST_BYTES = 2**30
-"""All inboxes of one optimizer together: beyond it some neighbours share an inbox, and wait for each other."""
+"""All inboxes of one optimizer together: beyond it neighbours share inboxes, and wait for each other."""
 
 
 def message_tag(number: int, channel: int) -> int:
@@ -67,7 +68,9 @@ class Inboxes:
     def take(self, position: int) -> dist.Work:
         """The handle of a posted receive, once: a second wait on one of gloo's never ends."""
         work, self._works[position] = self._works[position], None
-        assert work is not None
+        if work is None:
+            peer = self._node.members[self._peers[position]]
+            raise PeerError(f"node {self._node.name}: connections were closed before neighbour {peer}'s message came")
         return work
 
     def free(self, position: int, number: int, early: bool = True) -> None:

@@ -356,6 +356,10 @@ class Pending:
             self.receive_rest()
             self.finish()
 
+    def abandon(self) -> None:
+        """Connections are closed next: give up what is still to be sent."""
+        self._sends = []
+
     def receive_rest(self) -> None:
         """Take in what nobody wants any more, so that its sender need not wait."""
         for _ in self.messages():

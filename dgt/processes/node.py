@@ -50,6 +50,9 @@ class Exchange(Protocol):
     def finish(self) -> None:
         """Wait until what was sent has left."""
 
+    def abandon(self) -> None:
+        """Give up what has not left: the connections are closed next, which handles would keep open."""
+
 
 class Receiver(Protocol):
     """Receives that are posted before their messages are wanted; some wait for messages that never come."""
@@ -261,6 +264,8 @@ class Node:
         for sign in self.life_signs:
             sign.release()
         self.life_signs.clear()
+        for exchange in self.under_way:
+            exchange.abandon()
         self.under_way.clear()
         self.withdraw_receives()
         self.expected_next.clear()

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 import dgt
 from dgt.exchange import shared
+from dgt.exchange import transport as transports
 from dgt.processes.node import Node
 from tests.distributed.ranks import run_ranks
 
@@ -56,35 +58,55 @@ class Buffers:
     """How many parameter-sized buffers a rank holds while it trains; memory mapped from neighbours is theirs."""
 
     transport: str
+    wire: str = "full"
+    most_bytes: int | None = None
 
-    def run(self, node: Node) -> int:
+    def run(self, node: Node) -> float:
+        if self.most_bytes is not None:
+            transports.MOST_BYTES = self.most_bytes
         network = dgt.Network(node, dgt.graphs.complete(node.size), [1.0] * node.size, transport=self.transport)
         model = torch.nn.Linear(1000, 200, bias=False)
-        optimizer = dgt.GradientTracking(model.parameters(), lr=0.1, network=network)
+        optimizer = dgt.GradientTracking(model.parameters(), lr=0.1, network=network, wire=self.wire)
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.ones(1, 1000)).sum().backward()
             optimizer.step()
         gc.collect()
-        held = {
-            t.untyped_storage().data_ptr()
-            for t in gc.get_objects()
-            if isinstance(t, torch.Tensor) and t.numel() >= SIZE
-        }
-        held.add(model.weight.grad.untyped_storage().data_ptr())
+        tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.numel() >= SIZE]
+        storages = [t.untyped_storage() for t in [*tensors, model.weight.grad]]
+        held = {storage.data_ptr(): storage.nbytes() for storage in storages}
         (bucket,) = optimizer.buckets
         for outbox in bucket.outboxes():
-            held -= {
-                buffer.untyped_storage().data_ptr() for board in outbox.boards.values() for buffer in board.buffers
-            }
             assert bool(outbox.boards) == (self.transport == "auto" and shared.available())
-        return len(held)
+            for board in outbox.boards.values():
+                for buffer in board.buffers:
+                    held.pop(buffer.untyped_storage().data_ptr(), None)
+            if outbox.board is not None:  # both buffers are one storage, with a header
+                header = sum(held.pop(key, 0) for key in {b.untyped_storage().data_ptr() for b in outbox.buffers})
+                assert header
+                held[id(outbox)] = 2 * outbox.buffers[0].nbytes
+        return sum(held.values()) / model.weight.nbytes
 
 
-@pytest.mark.parametrize("transport", ["auto", "messages"])
-def test_eight_buffers_whatever_the_degree(transport: str) -> None:
+@pytest.mark.parametrize(
+    ("job", "formula"),
+    [
+        (Buffers("auto"), lambda degree: 7),
+        (Buffers("auto", "bfloat16"), lambda degree: 11),
+        (Buffers("messages"), lambda degree: 5 + 2 * degree),
+        (Buffers("messages", "bfloat16"), lambda degree: 10 + degree),
+        (Buffers("messages", most_bytes=0), lambda degree: 8),
+        (Buffers("messages", most_bytes=4 * SIZE * 7), lambda degree: min(5 + 2 * degree, 5 + degree + 1)),
+    ],
+    ids=str,
+)
+def test_buffers_are_as_many_as_the_docs_say(job: Buffers, formula: Callable[[int], int]) -> None:
+    """docs/architecture.md, Buffers; half the size counts half."""
+    if job.transport == "auto" and not shared.available():
+        pytest.skip("no shared memory")
     for nodes in (3, 6):
-        assert max(run_ranks(Buffers(transport), nodes).values()) <= 8
+        for held in run_ranks(job, nodes).values():
+            assert held == pytest.approx(formula(nodes - 1), rel=0.01)
 
 
 def test_shared_memory_leaves_no_file() -> None:

@@ -226,7 +226,7 @@ class StreamBucket:
 
 
 def _stream(optimizer: NeighbourOptimizer, message: Message, like: torch.Tensor, wire: torch.dtype | None) -> Stream:
-    # one inbox is enough for a message that nobody waits for
+    # where there is no room for an inbox per neighbour, one is enough for a message that nobody waits for
     network, transport, inboxes = optimizer.network, optimizer.transport, 2 if message.needed_at_once else 1
     if wire is None:
         return Stream(network, transport, message.kind, like, inboxes)
