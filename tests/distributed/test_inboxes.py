@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from dgt.exchange.transport import Transport
 from dgt.processes.node import Node
 from tests.distributed.ranks import run_ranks
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 SIZE = 2_000_000  # bytes: more than a socket holds
 
@@ -64,22 +63,20 @@ def test_a_message_leaves_while_its_receiver_computes() -> None:
 
 
 class Patient:
-    """All compute for longer than the timeout between two steps."""
+    """All compute for longer than the timeout between two steps, with the next receives posted."""
 
     def run(self, node: Node) -> int:
         theta, optimizer = optimizer_of(complete(node))
-        for _ in range(2):
-            step(theta, optimizer)
-            time.sleep(2.5)
+        step(theta, optimizer)
+        time.sleep(5)
         step(theta, optimizer)
         return optimizer.iteration
 
 
 def test_patience_counts_from_when_a_message_is_wanted() -> None:
-    assert run_ranks(Patient(), 2, timeout=2) == {0: 3, 1: 3}
+    assert run_ranks(Patient(), 2, timeout=4) == {0: 2, 1: 2}
 
 
-@dataclass
 class Deleted:
     """Optimizers are made, used and deleted, as the trials of lr=auto are; another one goes on."""
 
@@ -87,7 +84,7 @@ class Deleted:
         network = complete(node)
         theta, optimizer = optimizer_of(network)
         step(theta, optimizer)
-        for _ in range(6):
+        for _ in range(3):
             other, trial = optimizer_of(network)
             step(other, trial)
             trial.drain()
@@ -104,7 +101,7 @@ class Deleted:
 def test_a_deleted_optimizer_takes_its_receives_along() -> None:
     results = run_ranks(Deleted(), 3)
     assert {inboxes for inboxes, _ in results.values()} == {4}, "of the optimizer that is left: z and y, two neighbours"
-    assert results[0][1] == pytest.approx(results[1][1])
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-3)
 
 
 class Closing:
