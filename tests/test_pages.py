@@ -39,7 +39,7 @@ RUN_BY = {
     r"sbatch launch/slurm": f"{SLURM}::test_batch_files_stop_at_the_warning_and_go_on",
     r"sbatch --array": f"{SLURM}::test_an_array_is_a_sweep",
     r"dgt train -m hydra/launcher=slurm": "distributed/test_sweeps.py::test_a_sweep_of_jobs_is_the_local_sweep",
-    r"sudo python launch/slow_links.py": f"{BENCH}::test_two_hosts_on_a_slow_link",
+    r"sudo dgt bench preset=links": f"{BENCH}::test_hosts_on_slow_links",
     r"python docs/examples/adam_forms": "reference/test_adam_forms.py::test_every_form_trains_the_transformer",
     r"dgt run -n 4 against_ddp": "distributed/test_shown.py::test_the_example_beside_ddp_trains_both_ways",
     r"sudo sysctl": "distributed/test_ports.py::test_a_firewall_is_named_and_the_documented_ports_suffice",

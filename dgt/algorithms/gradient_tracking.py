@@ -54,9 +54,10 @@ class GradientTracking(NeighbourOptimizer):
                                    above
     overlap, wire, local_steps, bucket_mb, model   how vectors travel: see `NeighbourOptimizer`
 
-    Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory, else
-    with three inboxes: eight, whatever the degree. A narrow wire needs up to four more; momentum one; a base one
-    (predicted three), and what it keeps itself.
+    Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory: seven,
+    whatever the degree. By messages z and y once each, and two inboxes per neighbour: 5 + 2 degree, while all inboxes
+    take at most 1 GiB, beyond it three inboxes: eight, whatever the degree. A narrow wire needs up to four more;
+    momentum one; a base one (predicted three), and what it keeps itself.
     """
 
     @dataclass(slots=True, kw_only=True)

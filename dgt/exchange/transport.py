@@ -26,10 +26,10 @@ import torch.distributed as dist
 from dgt.errors import PeerError, TrainingError, WireError
 from dgt.exchange import shared
 from dgt.exchange.frames import Frame, Seal, Settings, frame_bytes, layout
+from dgt.exchange.inboxes import CHANNELS, MOST_BYTES, Inboxes, how_many, message_tag
 from dgt.exchange.missed import missed
 from dgt.processes.node import Node
 
-CHANNELS = 2**14
 # gloo copies as much of a message as fits into the socket before it returns: large ones would keep the caller waiting
 HAND_OVER_BYTES = 64 * 1024
 MADE_WITH_SETTINGS = ("parameters", "both")  # messages that depend on lr; the tracker travels when it may be another
@@ -42,11 +42,6 @@ def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
         pair = [("send", peer), ("receive", peer)]
         order += pair if rank < peer else pair[::-1]
     return order
-
-
-def message_tag(number: int, channel: int) -> int:
-    """A tag per message and channel: a stale or early message cannot be taken for this one."""
-    return (number % 2**16) * CHANNELS + channel
 
 
 class Transport:
@@ -65,19 +60,28 @@ class Transport:
         self.wait_seconds = 0.0
         self._share_memory = way == "auto" and shared.available()
         self._exchanges = 0
+        self._inbox_bytes = 0
 
-    def outbox(self, kind: str, like: torch.Tensor, inboxes: int = 2) -> Outbox:
-        """A place for messages of this kind and shape; all neighbours open theirs in the same order."""
+    def outbox(self, kind: str, like: torch.Tensor, least_inboxes: int = 2) -> Outbox:
+        """A place for messages of this kind and shape; all neighbours open theirs in the same order.
+
+        Outside shared memory every neighbour has an inbox of its own, while all of this transport's inboxes take at
+        most `inboxes.MOST_BYTES`; beyond it there are `least_inboxes`.
+        """
         possible = like.device.type == "cpu" and 0 < len(self.peers) <= shared.MOST_NEIGHBOURS
         own = shared.create(like) if self._share_memory and possible else None
         if own is not None:
             self.node.life_signs.add(own)
         boards = self._meet(own, like, layout(kind, like))
-        return Outbox(self, kind, self.node.open_channel(), like, own if boards else None, boards, inboxes)
+        others, size = len(self.peers) - len(boards), frame_bytes(like)
+        number = how_many(others, least_inboxes, size, MOST_BYTES - self._inbox_bytes)
+        self._inbox_bytes += number * size
+        return Outbox(self, kind, self.node.open_channel(), like, own if boards else None, boards, number)
 
     def exchange(self, kind: str, step: int, message: torch.Tensor) -> dict[int, torch.Tensor]:
         """Send a small message to every neighbour and get theirs; start-up and rare things only."""
         outbox = Outbox(self, kind, self._channel, message, None, {}, len(self.peers), first=self._exchanges)
+        outbox.expects_next = False  # which may be of another size
         self._exchanges += 1
         outbox.buffer.copy_(message)
         pending = outbox.post(step)
@@ -152,8 +156,12 @@ class Outbox:
         near = torch.device("cpu") if staged else like.device
         self._staged = _frame(like, near, pin=True) if staged and self.others else None
         number = len(self.others) if self.uses_nccl else min(inboxes, len(self.others))
-        self._inboxes = [_frame(like, near, pin=staged) for _ in range(number)]
-        self.inboxes = len(self._inboxes)
+        frames = [_frame(like, near, pin=staged) for _ in range(number)]
+        self.inboxes = Inboxes(self.node, self.others, self.channel, frames)
+        self.expects_next = not self.uses_nccl
+        """Whether the receive of the next message is posted as soon as an inbox has been read."""
+        self.holds_messages = False
+        """Whether they stay in their inboxes until `release`."""
         self._bytes = len(transport.peers) * like.numel() * like.element_size()
         self._posted = first  # messages are told apart by this number, whatever iteration their sender is at
         self._expected_next(first)
@@ -175,13 +183,16 @@ class Outbox:
 
     def theirs(self, turn: int) -> list[torch.Tensor]:
         """The neighbours' messages, ascending, where every one outside shared memory has an inbox of its own."""
+        self.holds_messages = True
         found = {peer: board.buffers[turn] for peer, board in self.boards.items()}
-        found |= {peer: inbox.payload for peer, inbox in zip(self.others, self._inboxes, strict=True)}
+        found |= dict(zip(self.others, self.inboxes.payloads(), strict=True))
         return [found[peer] for peer in self.transport.peers]
 
-    def inbox(self, number: int) -> Frame:
-        """Where the message of the so-manyth of the other neighbours comes in."""
-        return self._inboxes[number % len(self._inboxes)]
+    def release(self) -> None:
+        """What `theirs` returned was read: the next messages may come in."""
+        if self.expects_next:
+            for position in range(len(self.others)):
+                self.inboxes.free(position, self._posted - 1)
 
     def post(self, step: int) -> Pending:
         """Start sending to all neighbours; the message must not change before `Pending.finish`."""
@@ -220,7 +231,6 @@ class Pending:
         "_node",
         "_number",
         "_outbox",
-        "_receives",
         "_sends",
         "_step",
         "_tag",
@@ -228,7 +238,6 @@ class Pending:
 
     def __init__(self, outbox: Outbox, number: int, step: int) -> None:
         self._outbox, self._number, self._step, self._node = outbox, number, step, outbox.node
-        self._receives: list[dist.Work] = []
         self._sends: list[dist.Work | _Handed] = []
         self._batch: list[dist.Work] = []
         self._collected = False
@@ -236,8 +245,11 @@ class Pending:
     def start_tagged(self, message: torch.Tensor) -> None:
         outbox = self._outbox
         self._tag = message_tag(self._number, outbox.channel)
-        for _ in range(outbox.inboxes):
-            self._receive_next()
+        for position, peer in enumerate(outbox.others[: len(outbox.inboxes.frames)]):
+            try:
+                outbox.inboxes.expect(position, self._number)
+            except RuntimeError as error:  # as when sending
+                raise self._absent(peer, error) from error
         self._sends = [self._send(message, peer) for peer in outbox.others]
 
     def _send(self, message: torch.Tensor, peer: int) -> dist.Work | _Handed:
@@ -249,19 +261,9 @@ class Pending:
         except RuntimeError as error:  # gloo raises here, too, once the neighbour has closed its connection
             raise self._absent(peer, error) from error
 
-    def _receive_next(self) -> None:
-        """Ask for the next neighbour's message, as soon as an inbox is free."""
-        number = len(self._receives)
-        if number < len(self._outbox.others):
-            inbox, peer = self._outbox.inbox(number).raw, self._outbox.others[number]
-            try:
-                self._receives.append(self._node.control.recv([inbox], peer, self._tag))
-            except RuntimeError as error:  # as when sending
-                raise self._absent(peer, error) from error
-
     def start_batch(self, message: torch.Tensor) -> None:
         outbox, group = self._outbox, self._node.data
-        theirs = {peer: outbox.inbox(number).raw for number, peer in enumerate(outbox.others)}
+        theirs = {peer: outbox.inboxes.frame(position).raw for position, peer in enumerate(outbox.others)}
         if theirs:
             batch = [
                 dist.P2POp(dist.isend, message, peer, group)
@@ -297,16 +299,25 @@ class Pending:
         for work in self._batch:
             self._wait(work, None, deadline)
         self._batch = []
-        for number, peer in enumerate(outbox.others if not self._collected else []):
-            if self._receives:
-                self._wait(self._receives[number], peer, deadline)
-            inbox = outbox.inbox(number)
+        for position, peer in enumerate(outbox.others if not self._collected else []):
+            if not outbox.uses_nccl:
+                self._wait(outbox.inboxes.take(position), peer, deadline)
+            inbox = outbox.inboxes.frame(position)
             outbox.seal.check([(peer, inbox)], self._number, self._step)
             yield peer, inbox.payload
-            if self._receives:
-                self._receive_next()
+            if not outbox.holds_messages:
+                self._free(position)
         self._collected = True
         self._settle()
+
+    def _free(self, position: int) -> None:
+        """The message at this position was read; another may come in."""
+        outbox = self._outbox
+        if not outbox.uses_nccl:
+            try:
+                outbox.inboxes.free(position, self._number, outbox.expects_next)
+            except RuntimeError as error:
+                raise self._absent(outbox.others[position + len(outbox.inboxes.frames)], error) from error
 
     def in_order(self) -> Iterator[list[tuple[int, torch.Tensor]]]:
         """(peer, buffer) of all neighbours, ascending, whichever way their messages come: sums are the same bit by bit
@@ -344,6 +355,10 @@ class Pending:
         if self._outbox.others:
             self.receive_rest()
             self.finish()
+
+    def abandon(self) -> None:
+        """Connections are closed next: give up what is still to be sent."""
+        self._sends = []
 
     def receive_rest(self) -> None:
         """Take in what nobody wants any more, so that its sender need not wait."""

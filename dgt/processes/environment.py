@@ -197,9 +197,9 @@ def interface() -> str | None:
     return os.environ.get(INTERFACE)
 
 
-def use_interface(name: str) -> None:
-    """Have gloo use this interface, unless the user has named one."""
-    os.environ.setdefault(INTERFACE, name)
+def use_interface(name: str, replaces: bool = False) -> None:
+    """Have gloo use this interface, unless the user has named one and this does not replace it."""
+    os.environ[INTERFACE] = name if replaces else os.environ.get(INTERFACE, name)
 
 
 @contextlib.contextmanager

@@ -99,6 +99,7 @@ def connect(timeout: float) -> Iterator[Node]:
             if not (isinstance(error, PeerError) and node.parted):  # parted: a rank lost after the end of the run
                 node.close_connections()
                 raise
+        node.withdraw_receives()
         # before Python shuts down: a gloo thread that frees a tensor then would abort the process
         rendezvous.destroy_groups(node.groups)
 

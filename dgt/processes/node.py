@@ -50,6 +50,16 @@ class Exchange(Protocol):
     def finish(self) -> None:
         """Wait until what was sent has left."""
 
+    def abandon(self) -> None:
+        """Give up what has not left: the connections are closed next, which handles would keep open."""
+
+
+class Receiver(Protocol):
+    """Receives that are posted before their messages are wanted; some wait for messages that never come."""
+
+    def withdraw(self) -> None:
+        """The connections are closed next: drop the handles, which would keep them open."""
+
 
 class LifeSign(Protocol):
     """Something in shared memory by which neighbours on the same host see whether this rank lives."""
@@ -108,6 +118,8 @@ class Node:
     """Called when this node leaves without an error, before its connections are closed."""
     under_way: set[Exchange] = field(default_factory=set)
     """Messages that are not complete yet."""
+    receivers: weakref.WeakSet[Receiver] = field(default_factory=weakref.WeakSet)
+    """Withdrawn before connections are closed; an optimizer that is deleted takes its own along."""
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dgt-sender"))
     """One thread, started at its first use, so that messages leave in the order in which they were posted."""
 
@@ -252,13 +264,21 @@ class Node:
         for sign in self.life_signs:
             sign.release()
         self.life_signs.clear()
+        for exchange in self.under_way:
+            exchange.abandon()
         self.under_way.clear()
+        self.withdraw_receives()
         self.expected_next.clear()
         self.channels, self.calls = 0, 0
         self.sender.shutdown(wait=False, cancel_futures=True)
         self.sender = ThreadPoolExecutor(1, "dgt-sender")
         rendezvous.destroy_groups(self.groups)
         gc.collect()  # gloo closes a connection when the last reference to its group is gone
+
+    def withdraw_receives(self) -> None:
+        """Before the process groups are destroyed: give up all receives, whose handles keep connections open."""
+        for receiver in list(self.receivers):
+            receiver.withdraw()
 
     # ------------------------------------------------------------------------------------------ other ranks than before
 
@@ -311,10 +331,18 @@ class Node:
     def change_rank(self, rank: int) -> None:
         """Connect again as another rank. All ranks call it, before any message between neighbours; the caller then
         calls `join.choose_device_and_backend`."""
+        self.move(dataclasses.replace(self.placement, rank=rank), "renumbered")
+
+    def move(self, placement: Placement, prefix: str, between: Callable[[], None] = lambda: None) -> None:
+        """Connect again with this placement, over keys of the store that begin with `prefix`; all ranks call it.
+
+        `between` is called when the old connections are closed and the new ones not yet made.
+        """
         self.write_launcher_note(CONNECTED, False)
         self.close_connections()
-        self._set_placement(dataclasses.replace(self.placement, rank=rank))
-        self._connect("renumbered", max(self.timeout, RENDEZVOUS_SECONDS))
+        self._set_placement(placement)
+        between()
+        self._connect(prefix, max(self.timeout, RENDEZVOUS_SECONDS))
         self.write_launcher_note(CONNECTED)
 
     def _set_placement(self, placement: Placement) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from dgt.commands.bench.job import BenchConfig, build
+from dgt.commands.bench.catalogue import VARIANTS, Bench
+from dgt.commands.bench.job import BenchConfig
 from dgt.commands.bench.presets import workload
 from dgt.commands.bench.variants import Variant
 from dgt.launching.jobs import JoinOptions
@@ -21,7 +22,7 @@ from dgt.launching.launch import start_ranks
 from dgt.network import graphs
 from dgt.processes.node import Node
 
-VARIANTS = ("ddp", "decent_dp", "messages", "bfloat16", "int8", "int4")
+COUNTED = ("ddp", "ddp_bfloat16", "ddp_local", "decent_dp", "messages", "bfloat16", "int8", "int4", "local_steps")
 SIZE, STEPS = 400_000, 4
 
 
@@ -38,13 +39,13 @@ class Count:
     presets: list[str]
 
     def run(self, node: Node) -> dict[str, dict[str, list[float]]]:
-        return {preset: {name: self._count(name, preset, node) for name in VARIANTS} for preset in self.presets}
+        return {preset: {name: self._count(name, preset, node) for name in COUNTED} for preset in self.presets}
 
     def _count(self, name: str, preset: str, node: Node) -> list[float]:
-        config = BenchConfig(preset=preset, nodes=node.size, batch=1)
+        config = BenchConfig(preset=preset, nodes=node.size, batch=1, transport="messages")
         work = workload(preset, config.batch, SIZE, node.rank, node.device)
-        variant = build(name, config, work, node, graphs.ring(node.size), [1.0] * node.size)
-        for _ in range(3):
+        variant = VARIANTS[name].make(Bench(config, work, node, graphs.ring(node.size), [1.0] * node.size))
+        for _ in range(STEPS):
             variant.step()
         variant.finish()
         before = self._both(variant, node)

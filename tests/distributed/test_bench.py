@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import re
+import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import dgt
+from dgt.commands.bench.job import WARM_UP, BenchConfig
 from dgt.commands.bench.presets import PRESETS, workload
 from tests.distributed.conftest import Said
 from tests.distributed.ranks import TORCHRUN, command
 
 pytestmark = pytest.mark.timeout(180)
 
-VARIANTS = {"compute", "limit", "ddp", "decent_dp", "naive", "messages", "shared", "no_overlap", "buckets", "bfloat16"}
+VARIANTS = {
+    "compute", "limit", "ddp", "ddp_bfloat16", "ddp_local", "decent_dp", "naive", "messages", "shared", "no_overlap",
+    "buckets", "bfloat16", "local_steps",
+}  # fmt: skip
+NAMESPACES = os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
+needs_namespaces = pytest.mark.skipif(not NAMESPACES, reason="network namespaces need root, ip and tc")
 
 
 def test_bench_measures_all_variants_by_turns(tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
-    done = dgt_here("bench", "preset=logistic", "nodes=2", "rounds=2", "steps=2", "--json")
+    done = dgt_here("bench", "preset=logistic", "nodes=2", "rounds=2", "steps=2", "local_steps=2", "--json")
     assert done.code == 0, done.stderr
     rows = {row["variant"]: row for row in json.loads(done.stdout)}
     assert set(rows) == VARIANTS
     assert rows["compute"]["cpu/compute"] == 1
     assert rows["shared"]["mb_sent"] == pytest.approx(rows["naive"]["mb_sent"])
     assert rows["bfloat16"]["mb_sent"] == pytest.approx(rows["shared"]["mb_sent"] / 2)
+    assert rows["ddp_bfloat16"]["mb_sent"] == pytest.approx(rows["ddp"]["mb_sent"] / 2)
+    assert rows["ddp_local"]["mb_sent"] == pytest.approx(rows["ddp"]["mb_sent"] / 2), "every second step"
     assert rows["shared"]["wait_ms"] > 0
+    assert not rows["ddp"]["terms"]
+    assert "every 2 steps" in rows["local_steps"]["terms"]
     (directory,) = (tmp_path / "runs").iterdir()
     assert (directory / "figures" / "bench.png").stat().st_size > 10_000
     assert json.loads((directory / "bench.json").read_text())["rows"] == list(rows.values())
@@ -95,6 +107,8 @@ def test_bench_scaling_grows_ranks_degree_and_bytes(tmp_path: Path, dgt_here: Ca
         (["topology=star", "degree=2"], "degree=2: in place of a topology"),
         (["scaling", "topology=star"], "topology=star: dgt bench scaling varies it itself"),
         (["ddp_bucket_mb=-1"], "ddp_bucket_mb=-1.0: must be at least 0"),
+        (["rate=1gbit"], "rate=1gbit: of preset=links only, not of preset=mlp"),
+        (["variants=[ddp_local]", "steps=6"], "steps=6: of ddp_local a multiple of local_steps=4"),
     ],
 )
 def test_bad_bench_settings_are_one_line(
@@ -105,16 +119,64 @@ def test_bad_bench_settings_are_one_line(
     assert said in done.stderr
 
 
-def test_two_hosts_on_a_slow_link(tmp_path: Path) -> None:
-    """The emulated link runs, and leaves no namespace behind."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-        pytest.skip("network namespaces need root, ip and tc")
-    script = Path(dgt.__file__).parents[1] / "launch" / "slow_links.py"
-    words = ["preset=sleep", "batch=4", "rounds=1", "steps=1", "variants=[shared,buckets,messages]", "run_dir=here"]
-    done = command([sys.executable, str(script), "rate=1gbit", "delay=1", "--", *words], tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "here" / "bench.json").read_text())["rows"]
-    assert [row["variant"] for row in rows] == ["shared", "buckets", "messages"]
-    names = subprocess.run(["ip", "netns"], capture_output=True, check=True, text=True).stdout
-    left = [pid for pid in re.findall(r"dgt-(\d+)-", names) if not Path(f"/proc/{pid}").exists()]
-    assert not left, "what is there belongs to somebody who is"
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["layout=4"], "layout=4: hosts x ranks on each, such as 4x1 or 2x2"),
+        (["layout=1x4"], "layout=1: must be at least 2 and at most 250"),
+        (["nodes=4"], "nodes=4: preset=links has as many as layout says; leave it out"),
+        (["rate=fast"], "rate=fast: tc takes 100mbit, 1gbit and the like"),
+        (["delay=-1"], "delay=-1.0: must be at least 0 and at most 10000"),
+    ],
+)
+@needs_namespaces
+def test_bad_links_are_one_line(words: list[str], said: str, tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
+    done = dgt_here("bench", "preset=links", *words)
+    assert (done.code, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert said in done.stderr
+
+
+def test_links_without_root_are_one_line(monkeypatch: pytest.MonkeyPatch, dgt_here: Callable[..., Said]) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    done = dgt_here("bench", "preset=links")
+    assert (done.code, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "preset=links: network namespaces need root" in done.stderr
+
+
+@pytest.mark.heavy
+@needs_namespaces
+@pytest.mark.parametrize(("layout", "delay"), [("2x2", 2), ("3x1", 0)])
+def test_hosts_on_slow_links(layout: str, delay: int, tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
+    """The emulated links carry what they should, and leave no process and no namespace behind."""
+    before = namespaces()
+    words = ["rate=100mbit", f"layout={layout}", f"delay={delay}", "size=50000", "rounds=1", "steps=2", "local_steps=2"]
+    done = dgt_here("bench", "preset=links", *words, "--json")
+    assert done.code == 0, done.stderr
+    rows = {row["variant"]: row for row in json.loads(done.stdout)}
+    assert list(rows) == BenchConfig(preset="links", layout=layout, steps=2, local_steps=2).usual_variants
+    # z and y of 0.2 MB leave each host on two edges at 12.5 MB/s; tbf lets a burst of 0.13 MB pass
+    assert rows["messages"]["wall_ms"] > 0.8 * 0.8 / 12.5 * 1000 + 2 * delay
+    assert rows["ddp"]["wall_ms"] > 2 * delay
+    assert namespaces() <= before
+
+
+def namespaces() -> set[str]:
+    """Of the network, of all processes that there are."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/ns/net"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(link))
+    return found
+
+
+def test_an_all_reduce_waits_for_the_slowest_rank_of_every_step(dgt_here: Callable[..., Said]) -> None:
+    """All variants sleep the same random times: what each has to wait for at least is known."""
+    nodes, steps = 4, 16
+    words = [f"nodes={nodes}", "rounds=1", f"steps={steps}", "variants=[compute,ddp,shared]"]
+    done = dgt_here("bench", "preset=jitter", *words, "--json")
+    assert done.code == 0, done.stderr
+    walls = {row["variant"]: row["wall_ms"] for row in json.loads(done.stdout)}
+    draws = [random.Random(rank) for rank in range(nodes)]
+    sleeps = np.array([[10 + 20 * draw.expovariate(1) for _ in range(WARM_UP + steps)] for draw in draws])[:, WARM_UP:]
+    assert walls["ddp"] > sleeps.max(0).mean()
+    assert min(walls.values()) > sleeps.mean(1).max()

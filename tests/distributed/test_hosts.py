@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import dgt
+from dgt.commands.bench.hosts import Hosts, emulated_hosts
 from tests.distributed.processes import commands_with, until
 from tests.distributed.ranks import DGT, TORCHRUN, command
 from tests.distributed.runs import NOISY, lines_of, metrics
@@ -26,8 +26,7 @@ if os.geteuid() != 0 or not shutil.which("ip"):
     pytest.skip("network namespaces need root and iproute2 (launch/test.sh installs it)", allow_module_level=True)
 
 TOP = Path(dgt.__file__).parents[1]
-SLOW_LINKS = runpy.run_path(str(TOP / "launch" / "slow_links.py"))
-PRIVATE = 'mount -t tmpfs tmpfs /dev/shm; mount --bind "$1" /etc/hosts; hostname "$2"; shift 2; exec "$@"'
+PRIVATE = 'mount --bind "$1" /etc/hosts; hostname "$2"; shift 2; exec "$@"'
 WEIGHTS = "weights=[1,2,3,4,5,6,7,8]"
 # two rings, of the even and of the odd nodes, and two edges between them
 EDGES = "0 2\n2 4\n4 6\n6 0\n1 3\n3 5\n5 7\n7 1\n0 1\n4 5\n"
@@ -36,10 +35,10 @@ EDGES = "0 2\n2 4\n4 6\n6 0\n1 3\n3 5\n5 7\n7 1\n0 1\n4 5\n"
 class TwoHosts:
     """host1 and host2, and the process that is the link between them."""
 
-    def __init__(self, names: list[str], folder: Path) -> None:
-        self.names = names
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts = hosts
         self.hosts_file = folder / "hosts"
-        lines = [f"{address} host{number}" for number, address in enumerate(SLOW_LINKS["HOSTS"], 1)]
+        lines = [f"{hosts.address(number)} host{number + 1}" for number in range(2)]
         self.hosts_file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
 
     def start(self, cwd: Path, *line: str, **variables: str) -> list[subprocess.Popen[str]]:
@@ -49,30 +48,28 @@ class TwoHosts:
         environment = {**plain, "PYTHONPATH": str(TOP), "OMP_NUM_THREADS": "1", **variables}
         return [
             subprocess.Popen(
-                ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", "sh", "-c", PRIVATE, "sh",
-                 str(self.hosts_file), f"host{number}", *line],
+                self.hosts.line(number, "unshare", "--mount", "--uts", "sh", "-c", PRIVATE, "sh",
+                                str(self.hosts_file), f"host{number + 1}", *line),
                 cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             )
-            for number, name in enumerate(self.names, 1)
+            for number in range(2)
         ]  # fmt: skip
 
     def cut(self) -> None:
-        self._tell_link(signal.SIGSTOP)
+        os.kill(self._relay(), signal.SIGSTOP)
 
     def mend(self) -> None:
-        self._tell_link(signal.SIGCONT)
+        os.kill(self._relay(), signal.SIGCONT)
 
-    def _tell_link(self, number: int) -> None:
-        link = self.names[0].replace("-a", "-link")
-        pids = subprocess.run(["ip", "netns", "pids", link], capture_output=True, text=True, timeout=10).stdout
-        (relay,) = pids.split()
-        os.kill(int(relay), number)
+    def _relay(self) -> int:
+        assert self.hosts.relay is not None
+        return self.hosts.relay
 
 
 @pytest.fixture(scope="module")
 def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    with SLOW_LINKS["hosts"]("1gbit", "1") as names:
-        yield TwoHosts(names, tmp_path_factory.mktemp("hosts"))
+    with emulated_hosts(2, "1gbit", 1) as hosts:
+        yield TwoHosts(hosts, tmp_path_factory.mktemp("hosts"))
 
 
 def torchrun(port: int, *arguments: str) -> list[str]:

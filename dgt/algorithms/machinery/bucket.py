@@ -227,7 +227,7 @@ class StreamBucket:
 
 
 def _stream(optimizer: NeighbourOptimizer, message: Message, part: slice, wire: str) -> Stream:
-    # one inbox is enough for a message that nobody waits for
+    # where there is no room for an inbox per neighbour, one is enough for a message that nobody waits for
     network, transport, inboxes = optimizer.network, optimizer.transport, 2 if message.needed_at_once else 1
     like = optimizer.flat.values[part]
     if wire == "full":

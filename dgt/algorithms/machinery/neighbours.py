@@ -40,8 +40,9 @@ class NeighbourOptimizer(DecentralizedOptimizer):
                  changing parameters
 
     Parameter-sized buffers on a CPU: theta, gradient and the state vectors; each message twice where neighbours share
-    memory, else once, with two inboxes if it is needed at once and one if not, whatever the degree. A narrow wire needs
-    up to two more per message.
+    memory, else once, with an inbox per neighbour. All inboxes of an optimizer take at most 1 GiB
+    (`inboxes.MOST_BYTES`); beyond it a message that is needed at once has two and another one, whatever the degree. A
+    narrow wire needs up to two more per message.
     """
 
     messages: tuple[Message, ...]

@@ -30,7 +30,7 @@ class SmallBucket:
         self._optimizer, self.checks_finite, self.part = optimizer, True, slice(0, theta.numel())
         names, self._theta = [message.name for message in optimizer.messages], theta.numpy()
         message = torch.cat([torch.zeros_like(theta)] * len(names))
-        self._outbox = optimizer.transport.outbox("both", message, inboxes=len(row.neighbours))
+        self._outbox = optimizer.transport.outbox("both", message, least_inboxes=len(row.neighbours))
         self._gradient, mixed = np.empty_like(self._theta), np.empty(message.numel(), self._theta.dtype)
         shares = [row.own, *(row.neighbours[peer] for peer in optimizer.transport.peers)]
         self._row = np.array(shares, self._theta.dtype)
@@ -56,6 +56,7 @@ class SmallBucket:
         pending.shared()
         pending.complete()
         np.concatenate(messages, out=self._received_flat)
+        self._outbox.release()
         np.dot(self._row, self._received, out=self._mixed)
         optimizer.receive_arrays(self._mixed_views, at, gradient)
 

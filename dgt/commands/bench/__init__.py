@@ -15,11 +15,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def settings() -> list[str]:
-    from dgt.commands.bench.job import VARIANTS, BenchConfig
+    from dgt.commands.bench.catalogue import VARIANTS
+    from dgt.commands.bench.job import BenchConfig
     from dgt.config.settings import documented
 
     lines = ["settings:", *(f"  {line}" for line in documented(BenchConfig)), "", "variants:"]
-    lines += [f"  {name:<12}{meaning}" for name, meaning in VARIANTS.items()]
+    lines += [f"  {name:<14}{entry.meaning}" for name, entry in VARIANTS.items()]
     return [*lines, "", "dgt bench scaling measures how the cost grows with ranks (up to `nodes`), degree and bytes."]
 
 

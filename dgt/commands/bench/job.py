@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,44 +15,20 @@ import numpy as np
 import torch
 
 from dgt.commands.bench import peers
-from dgt.commands.bench.presets import PRESETS, WITHOUT_BATCH, Workload, workload
-from dgt.commands.bench.variants import Compute, MirrorNetwork, Tracking, Unchecked, Variant
+from dgt.commands.bench.catalogue import BUCKET_MB, VARIANTS, Bench
+from dgt.commands.bench.presets import MEASURED, PRESETS, SIZES, STEPS, WITHOUT_BATCH, workload
+from dgt.commands.bench.variants import Variant
 from dgt.config import TOPOLOGIES, TopologyConfig
 from dgt.config.checks import check_choice, check_range
 from dgt.config.settings import check_settings, setting
 from dgt.errors import ConfigError
-from dgt.exchange import shared
-from dgt.exchange.network import Network
 from dgt.network import graphs
 from dgt.network.weights import Weights, normalise
 from dgt.processes.agreement import together
 from dgt.processes.node import Node
 from dgt.runs.sinks.progress import Progress
 
-VARIANTS = {
-    "compute": "forward and backward only: what no optimizer can go below",
-    "limit": "all the arithmetic of gradient tracking, nobody to wait for",
-    "ddp": "torch's DistributedDataParallel",
-    "decent_dp": "Decent-DP, if installed",
-    "naive": "gradient tracking with a message per tensor and neighbour",
-    "messages": "dgt over the process group",
-    "shared": "dgt over shared memory, its default on one host",
-    "no_overlap": "dgt, every exchange awaited at once",
-    "buckets": "dgt, the exchange started during backward",
-    "bfloat16": "dgt over the process group, 16 bits per number on the wire",
-    "int8": "dgt over the process group, 8 bits per number on the wire",
-    "int4": "dgt over the process group, 4 bits per number on the wire",
-    "unchecked": "shared, without looking at what is sent and received",
-    "crc": "shared, with a checksum of every message",
-    "momentum": "shared, with Nesterov momentum inside the tracker",
-    "adamw": "shared, AdamW on the mixed tracker",
-    "ddp_momentum": "torch's DistributedDataParallel, SGD with Nesterov momentum",
-    "ddp_adamw": "torch's DistributedDataParallel, AdamW",
-}
-# variants that are measured only if named: what fewer bits, checks and other optimizers cost
-ON_DEMAND = ("int8", "int4", "unchecked", "crc", "momentum", "adamw", "ddp_momentum", "ddp_adamw")
 MEASURES = ("start", "end", "cpu", "wait", "bytes", "peak_mb")
-BUCKET_MB = 1.0
 DDP_BUCKET_MB = 25.0  # torch's own
 WARM_UP = 3  # DDP reorders its buckets in the second step, Decent-DP creates its own then
 PROCESS = Path("/proc/self")  # on Linux
@@ -62,19 +38,27 @@ PROCESS = Path("/proc/self")  # on Linux
 class BenchConfig:
     preset: str = setting(
         "mlp",
-        "least_squares, logistic, mlp, resnet18, vector or sleep (compute that leaves the cores alone)",
+        "least_squares, logistic, mlp, resnet18, vector, sleep (compute that leaves the cores alone), jitter (sleeps "
+        "of random length) or links (vector, on emulated hosts)",
         choices=PRESETS,
     )
-    nodes: int = setting(4, "ranks; under torchrun, as many as it started", low=1)
+    nodes: int = setting(4, "ranks; under torchrun, as many as it started; of links, as `layout` says", low=1)
+    layout: str = setting("4x1", "of preset links: hosts x ranks on each")
+    rate: str = setting("1gbit", "of preset links: what each host's link carries each way, in words of tc")
+    delay: float = setting(0, "of preset links: milliseconds on the way from one host to another", low=0, high=10_000)
     topology: str = setting("ring", "ring, exponential, complete, ...")
     degree: int = setting(0, "neighbours per node, in place of a topology; 0: as the topology says", low=0)
     batch: int = setting(8, "samples per rank and iteration; for sleep, milliseconds", low=1)
-    size: int = setting(100_000, "parameters of preset vector", low=1)
+    size: int = setting(
+        0, "parameters of presets vector, jitter and links; 0: 100,000, of links 2,621,440 (10.5 MB)", low=0
+    )
     rounds: int = setting(9, "rounds of all variants by turns", low=1)
-    steps: int = setting(10, "iterations of a variant per round", low=1)
+    steps: int = setting(0, "iterations of a variant per round; 0: 12, of jitter 60", low=0)
+    local_steps: int = setting(4, "of variants local_steps and ddp_local: steps per exchange; divides `steps`", low=1)
     transport: str = setting(
         "auto",
-        "of no_overlap and buckets: auto (shared memory where there is any) or messages",
+        "of no_overlap, buckets, local_steps, exponential, momentum and adamw: auto (shared memory where there is any) "
+        "or messages",
         choices=("auto", "messages"),
     )
     ddp_bucket_mb: float = setting(
@@ -91,10 +75,43 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        self.steps = self.steps or STEPS.get(self.preset, 12)
         check_range("degree", self.degree, 0, self.nodes - 1)
         check_choice("topology", self.topology, [name for name in TOPOLOGIES if name != "file"])
         if len(set(self.variants)) != len(self.variants):
             raise ConfigError(f"variants={self.variants}: one of them is there twice")
+        for name in self.variants:
+            if not self._fits(name):
+                raise ConfigError(f"steps={self.steps}: of {name} a multiple of local_steps={self.local_steps}")
+        hosts, ranks = self.hosts_and_ranks
+        if self.preset == "links":
+            self.nodes = hosts * ranks
+            check_range("layout", hosts, 2, 250)
+
+    @property
+    def hosts_and_ranks(self) -> tuple[int, int]:
+        """Of `layout`: how many hosts, and how many ranks on each."""
+        hosts, _, ranks = self.layout.partition("x")
+        if not (hosts.isdecimal() and ranks.isdecimal() and int(hosts) and int(ranks)):
+            raise ConfigError(f"layout={self.layout}: hosts x ranks on each, such as 4x1 or 2x2")
+        return int(hosts), int(ranks)
+
+    @property
+    def numbers(self) -> int:
+        """Parameters of presets whose size can be chosen."""
+        return self.size or SIZES.get(self.preset, SIZES["vector"])
+
+    def _fits(self, name: str) -> bool:
+        """Whether every round has the same number of exchanges."""
+        return "{every}" not in VARIANTS[name].terms or self.steps % self.local_steps == 0
+
+    @property
+    def usual_variants(self) -> Sequence[str]:
+        """What is measured unless `variants` says what: of some presets those that have something to tell there."""
+        names = MEASURED.get(self.preset) or [name for name, entry in VARIANTS.items() if not entry.on_demand]
+        if self.preset == "links" and self.hosts_and_ranks[1] == 1:
+            names = [name for name in names if name != "shared"]
+        return [name for name in names if self._fits(name)]
 
     @property
     def best_ddp_bucket_mb(self) -> float:
@@ -109,8 +126,13 @@ def refuse_without_effect(settings: Mapping[str, Any], grows: bool) -> None:
         for key in ("topology", "degree", "size"):
             if key in settings:
                 raise ConfigError(f"{key}={settings[key]}: dgt bench scaling varies it itself; leave it out")
-    elif "size" in settings and preset != "vector":
+    elif "size" in settings and preset not in SIZES:
         raise ConfigError(f"size={settings['size']}: of preset=vector only; preset={preset} has a size of its own")
+    for key in ("layout", "rate", "delay"):
+        if key in settings and preset != "links":
+            raise ConfigError(f"{key}={settings[key]}: of preset=links only, not of preset={preset}")
+    if "nodes" in settings and preset == "links":
+        raise ConfigError(f"nodes={settings['nodes']}: preset=links has as many as layout says; leave it out")
     if "batch" in settings and preset in WITHOUT_BATCH:
         raise ConfigError(f"batch={settings['batch']}: preset={preset} has no samples; leave it out")
     if "topology" in settings and settings.get("degree"):
@@ -129,13 +151,14 @@ class BenchJob:
     def _measure(self, config: BenchConfig, node: Node, number: int) -> dict[str, dict[str, list[float]]]:
         weights = normalise([1.0 + k % 3 for k in range(node.size)])
         names, graph = together(node, lambda: _plan(config, node, weights))
-        work = workload(config.preset, config.batch, config.size, node.rank, node.device)
+        work = workload(config.preset, config.batch, config.numbers, node.rank, node.device)
         made, values = {}, {name: torch.zeros(config.rounds, len(MEASURES), dtype=torch.float64) for name in names}
-        if {"ddp", "ddp_momentum", "ddp_adamw", "decent_dp"} & set(names):
+        if any(name == "decent_dp" or name.startswith("ddp") for name in names):
             peers.load_code(node)
+        bench = Bench(config, work, node, graph, weights.tolist())
         for name in names:
             with _peak_memory(node.device) as peak:
-                made[name] = build(name, config, work, node, graph, weights.tolist())
+                made[name] = VARIANTS[name].make(bench)
                 for _ in range(WARM_UP):
                     made[name].step()
                 made[name].finish()
@@ -154,9 +177,9 @@ class BenchJob:
 
 def _plan(config: BenchConfig, node: Node, weights: Weights) -> tuple[list[str], nx.Graph]:
     """The variants to measure, and on which graph."""
-    names = config.variants or [name for name in VARIANTS if name not in ON_DEMAND and not unavailable(name, node)]
+    names = config.variants or [name for name in config.usual_variants if not VARIANTS[name].missing(node)]
     for name in names:
-        if why := unavailable(name, node):
+        if why := VARIANTS[name].missing(node):
             raise ConfigError(f"variants: {name} cannot run here: {why}")
     if config.degree:
         return names, graphs.circulant(node.size, config.degree)
@@ -173,46 +196,6 @@ def _over_ranks(measured: np.ndarray, steps: int, one_clock: bool) -> dict[str, 
     wall = end.max(0) - start.min(0) if one_clock else (end - start).max(0)
     found = {"wall": (wall / steps).tolist()}
     return found | {name: values.mean(0).tolist() for name, values in zip(MEASURES[2:], others, strict=True)}
-
-
-def unavailable(name: str, node: Node) -> str:
-    """Why this variant cannot be measured here; empty if it can."""
-    if name in ("limit", "shared", "unchecked", "crc") and (node.device.type != "cpu" or not shared.available()):
-        return "it needs parameters in memory that ranks can share (Linux on x86-64, CPU)"
-    if name == "naive" and node.device.type != "cpu" and node.backend != "nccl":
-        return "gloo sends CPU tensors only"
-    if name == "decent_dp" and not peers.has_decent_dp():
-        return "not installed; pip install 'dgt[bench]'"
-    return ""
-
-
-def build(name: str, config: BenchConfig, work: Workload, node: Node, graph: nx.Graph, weights: list[float]) -> Variant:
-    """The variant of this name; all ranks build the same ones in the same order."""
-
-    def tracking(transport: str = config.transport, **options: Any) -> Variant:
-        return Tracking(work, Network(node, graph, weights, transport=transport), **options)
-
-    makers: dict[str, Callable[[], Variant]] = {
-        "compute": lambda: Compute(work),
-        "limit": lambda: Tracking(work, MirrorNetwork(node, graph, weights)),
-        "ddp": lambda: peers.DDP(work, node, config.best_ddp_bucket_mb),
-        "decent_dp": lambda: peers.DecentDP(work, node),
-        "naive": lambda: peers.Naive(work, Network(node, graph, weights)),
-        "messages": lambda: tracking("messages"),
-        "shared": lambda: tracking("auto"),
-        "no_overlap": lambda: tracking(overlap=False),
-        "buckets": lambda: tracking(bucket_mb=BUCKET_MB),
-        "unchecked": lambda: Unchecked(work, Network(node, graph, weights)),
-        "crc": lambda: Tracking(work, Network(node, graph, weights, crc=True)),
-        "bfloat16": lambda: tracking("messages", wire="bfloat16"),
-        "int8": lambda: tracking("messages", wire="int8"),
-        "int4": lambda: tracking("messages", wire="int4"),
-        "momentum": lambda: tracking(momentum=0.9, nesterov=True),
-        "adamw": lambda: tracking(base=torch.optim.AdamW),
-        "ddp_momentum": lambda: peers.DDP(work, node, config.best_ddp_bucket_mb, peers.fused_momentum),
-        "ddp_adamw": lambda: peers.DDP(work, node, config.best_ddp_bucket_mb, peers.fused_adamw),
-    }
-    return makers[name]()
 
 
 def _measured(variant: Variant, steps: int) -> list[float]:

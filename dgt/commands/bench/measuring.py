@@ -7,8 +7,10 @@ import json
 import typing
 from pathlib import Path
 
+from dgt.commands.bench import links, scaling
 from dgt.commands.bench import results as bench_report
-from dgt.commands.bench import scaling
+from dgt.commands.bench.catalogue import terms
+from dgt.commands.bench.hosts import refuse_without_rights
 from dgt.commands.bench.job import BenchConfig, BenchJob, refuse_without_effect
 from dgt.config import compose as composing
 from dgt.config.checks import build
@@ -29,6 +31,8 @@ def bench(overrides: list[str], as_json: bool) -> None:
     settings = composing.plain_values(overrides[grows:])
     refuse_without_effect(settings, grows)
     if here.launcher != "alone":
+        if settings.get("preset") == "links":
+            raise ConfigError(f"preset=links makes its own hosts and ranks; run it outside {here.launcher}")
         if grows:
             raise ConfigError(f"dgt bench scaling starts its own ranks; run it outside {here.launcher}")
         settings.setdefault("nodes", here.size)
@@ -46,8 +50,16 @@ def bench(overrides: list[str], as_json: bool) -> None:
         settings = {"nodes": 32, "variants": ["compute", "limit", "ddp", "messages", "shared"]} | settings
         _scaling(_config(settings, here), as_json)
         return
+    if settings.get("preset") == "links":
+        refuse_without_rights()
     config = _config(settings, here)
-    _show(config, start_ranks(BenchJob([config]), config.nodes, JoinOptions())[0][0], as_json)
+    results = links.measure(config) if config.preset == "links" else _on_this_host(config)
+    _show(config, results, as_json)
+
+
+def _on_this_host(config: BenchConfig) -> bench_report.Results:
+    results: list[bench_report.Results] = start_ranks(BenchJob([config]), config.nodes, JoinOptions())[0]
+    return results[0]
 
 
 def _config(settings: dict[str, typing.Any], here: Placement) -> BenchConfig:
@@ -62,7 +74,11 @@ def _config(settings: dict[str, typing.Any], here: Placement) -> BenchConfig:
 def _show(config: BenchConfig, results: bench_report.Results, as_json: bool) -> None:
     rows = bench_report.summarise(results)
     title = f"{config.preset}, {config.nodes} ranks, {config.topology}"
+    if config.preset == "links":
+        title += f", {config.layout} hosts, {config.rate}, {config.delay:g} ms"
     bench_report.figure(rows, title, Path(str(config.run_dir)) / layout.FIGURES / "bench")
+    for row in rows:
+        row["terms"] = terms([row["variant"]], config).get(row["variant"], "")
     _write(config, rows, bench_report.text(rows), "bench", as_json)
 
 

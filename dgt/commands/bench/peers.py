@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from dgt.commands.bench.presets import Workload
 from dgt.commands.bench.variants import LR, Compute
@@ -30,11 +31,22 @@ class DDP(Compute):
     their rank (BatchNorm's statistics do so in dgt, too), which spares a broadcast before every forward
     """
 
-    def __init__(self, work: Workload, node: Node, bucket_mb: float, make: MakeOptimizer | None = None) -> None:
+    def __init__(
+        self,
+        work: Workload,
+        node: Node,
+        bucket_mb: float,
+        make: MakeOptimizer | None = None,
+        bfloat16: bool = False,
+    ) -> None:
         super().__init__(work)
         self.parallel = distributed(self.model, node, bucket_mb)
         self.optimizer = (make or fused_sgd)(self.model.parameters())
-        self._per_step, self._bytes = ring_bytes(parameter_bytes(self.model), node.size), 0
+        sent = parameter_bytes(self.model)
+        if bfloat16:
+            self.parallel.register_comm_hook(_group(node), _bfloat16)
+            sent = sum(2 * p.numel() for p in self.model.parameters())
+        self._per_step, self._bytes = ring_bytes(sent, node.size), 0
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -56,9 +68,49 @@ def distributed(model: torch.nn.Module, node: Node, bucket_mb: float) -> torch.n
         gradient_as_bucket_view=True,
         static_graph=True,
         bucket_cap_mb=bucket_mb,
-        process_group=node.data if node.backend == "nccl" else node.control,
+        process_group=_group(node),
         **keep_buffers,
     )
+
+
+def _group(node: Node) -> dist.ProcessGroup:
+    """The group over which collective operations on the model's tensors run."""
+    return node.data if node.backend == "nccl" else node.control
+
+
+def _bfloat16(group, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+    """torch's hook; under its own name builds of torch without CUDA refuse it, though gloo adds bfloat16."""
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
+class LocalSGD(Compute):
+    """Local SGD: every rank makes steps of its own, and parameters are averaged after every `every`-th.
+
+    What torch's PostLocalSGDOptimizer with a PeriodicModelAverager computes, at its best: parameters are views of one
+    vector, so that nothing is copied before and after the one all-reduce.
+    """
+
+    def __init__(self, work: Workload, node: Node, every: int) -> None:
+        super().__init__(work)
+        parameters = list(self.model.parameters())
+        self._flat = torch.nn.utils.parameters_to_vector(parameters).detach().clone()
+        torch.nn.utils.vector_to_parameters(self._flat, parameters)  # they are views of it from here on
+        self.optimizer, self._group, self._every = fused_sgd(parameters), _group(node), every
+        self._per_exchange = ring_bytes(parameter_bytes(self.model), node.size)
+        self._steps = self._bytes = 0
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.backward(self.model)
+        self.optimizer.step()
+        self._steps += 1
+        if self._steps % self._every == 0:
+            dist.all_reduce(self._flat, group=self._group)
+            self._flat.div_(self._group.size())
+            self._bytes += self._per_exchange
+
+    def bytes_sent(self) -> int:
+        return self._bytes
 
 
 def fused_sgd(parameters: Iterable[torch.Tensor]) -> torch.optim.SGD:

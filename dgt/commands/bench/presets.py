@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +13,17 @@ from torch import nn
 
 from dgt.models import resnet18
 
-PRESETS = ("least_squares", "logistic", "mlp", "resnet18", "vector", "sleep")
-WITHOUT_BATCH = ("least_squares", "vector")
+PRESETS = ("least_squares", "logistic", "mlp", "resnet18", "vector", "sleep", "jitter", "links")
+WITHOUT_BATCH = ("least_squares", "vector", "jitter", "links")
+SIZES = {"vector": 100_000, "jitter": 100_000, "links": 2_621_440}  # of presets whose size can be chosen
+# of some presets, the variants that have something to tell there
+MEASURED = {
+    "jitter": ["compute", "ddp", "ddp_local", "shared", "exponential", "local_steps"],
+    "links": ["ddp", "ddp_bfloat16", "ddp_local", "messages", "shared", "bfloat16", "local_steps"],
+}
+STEPS = {"jitter": 60}  # where a round of fewer would mostly measure its end, at which the slowest rank is waited for
 SLEEPING_LAYERS = 4
+SHORTEST, MEAN_BEYOND = 0.010, 0.020  # seconds that a step of preset jitter sleeps
 
 
 @dataclass(slots=True)
@@ -34,12 +43,16 @@ def workload(preset: str, batch: int, size: int, seed: int, device: torch.device
     resnet18       11.2 million
     vector         `size`, and hardly any compute
     sleep          1.05 million; compute takes `batch` milliseconds and no core, as on a GPU
+    jitter         `size`; compute sleeps 10 ms and an exponential time of mean 20 ms, another on every rank and step
+    links          `size`, and hardly any compute
     """
     torch.manual_seed(seed)
     if preset == "least_squares":
         return _vector(Linear(10, device), device)
-    if preset == "vector":
+    if preset in ("vector", "links"):
         return _vector(Linear(size, device), device)
+    if preset == "jitter":
+        return _vector(Jittery(size, seed, device), device)
     if preset == "logistic":
         return _classifier(nn.Linear(64, 10), torch.randn(batch, 64), device)
     if preset == "resnet18":
@@ -76,6 +89,18 @@ class Linear(nn.Module):
 
     def forward(self, one: torch.Tensor) -> torch.Tensor:
         return one * torch.dot(self.theta, self.slope)
+
+
+class Jittery(Linear):
+    """Sleeps a random time in every forward; copies of it, one per variant, sleep the same times."""
+
+    def __init__(self, size: int, seed: int, device: torch.device) -> None:
+        super().__init__(size, device)
+        self.draw = random.Random(seed)
+
+    def forward(self, one: torch.Tensor) -> torch.Tensor:
+        time.sleep(SHORTEST + self.draw.expovariate(1 / MEAN_BEYOND))
+        return super().forward(one)
 
 
 class Sleeper(nn.Module):

@@ -20,6 +20,12 @@ COLOURS = {
     "unchecked": "#44AA99", "crc": "#117733", "momentum": "#88CCEE", "adamw": "#332288", "ddp_momentum": "#DDCC77",
     "ddp_adamw": "#999933", "int8": "#AA4499", "int4": "#661100",
 }  # fmt: skip
+OTHERS = ("#661100", "#6699CC", "#AA4466", "#4477AA", "#228833", "#CCBB44", "#AA3377", "#BBBBBB")
+
+
+def colour(name: str) -> str:
+    """Of a variant, the same in all figures."""
+    return COLOURS.get(name) or OTHERS[sum(name.encode()) % len(OTHERS)]
 
 
 def summarise(results: Results) -> list[dict[str, Any]]:
@@ -55,7 +61,14 @@ SHOWN = (
 def text(rows: Sequence[Mapping[str, Any]]) -> str:
     """For the terminal."""
     shown = [{"variant": row["variant"], **{name: _short(row[name]) for name in SHOWN if name in row}} for row in rows]
-    return table(shown) + "\nper iteration and rank; medians over the rounds, ratios taken within a round"
+    said = table(shown) + "\nper iteration and rank; medians over the rounds, ratios taken within a round"
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("terms"):
+            groups.setdefault(row["terms"], []).append(row["variant"])
+    if not groups:
+        return said
+    return "\n".join([said, "not on equal terms with DDP:", *(f"  {', '.join(k)}: {t}" for t, k in groups.items())])
 
 
 def _short(value: float | None) -> str:
@@ -71,7 +84,7 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     panels = picture.subplots(1, 2, sharey=True)
     for panel, measure, words in zip(panels, ("cpu_ms", "wall_ms"), ("CPU per rank", "wall time"), strict=True):
         values = [row[measure] for row in rows]
-        bars = panel.barh(names, values, color=[COLOURS[name] for name in names])
+        bars = panel.barh(names, values, color=[colour(name) for name in names])
         panel.bar_label(bars, [f" {value:.3g}" for value in values], fontsize="small")
         panel.set_title(f"{words}, ms per iteration", fontsize="medium")
         panel.spines[["top", "right"]].set_visible(False)
@@ -115,7 +128,7 @@ def scaling_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             points = [(row["value"], row["cpu_ms"]) for row in rows if (row["grows"], row["variant"]) == (grows, name)]
             if points:
                 x, y = zip(*points, strict=True)
-                panel.plot(x, y, marker="o", markersize=3.5, color=COLOURS[name], label=name)
+                panel.plot(x, y, marker="o", markersize=3.5, color=colour(name), label=name)
         panel.set_xscale("log", base=10 if grows == "bytes" else 2)
         panel.set_yscale("log")
         panel.set_xlabel(labels[grows])

@@ -98,7 +98,7 @@ class NoSeal(Seal):
 class Mirror(Transport):
     """A transport whose neighbours' messages are this rank's own, available at once."""
 
-    def outbox(self, kind: str, like: torch.Tensor, inboxes: int = 2) -> Outbox:
+    def outbox(self, kind: str, like: torch.Tensor, least_inboxes: int = 2) -> Outbox:
         own = shared.create(like)
         if own is None:
             raise RuntimeError("the limit needs shared memory")
