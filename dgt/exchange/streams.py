@@ -44,6 +44,9 @@ class Stream:
         """Whether a vector was posted and its mixture not yet taken."""
         return self._pending is not None
 
+    def claim(self, step: int) -> None:
+        """Before `buffer` is written: wait for whoever still reads it, as may be on a schedule."""
+
     def post(self, step: int) -> None:
         """Send what is in `buffer`."""
         self._message = self.outbox.buffer
@@ -63,7 +66,7 @@ class Stream:
                     part = torch.lerp(part, theirs, share, out=result)
             mean = out
         if mean is not out:
-            out.copy_(mean)  # a network of one node
+            out.copy_(mean)  # a network of one node, or no partner now
         self._finish()
 
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:

@@ -1,5 +1,7 @@
 """What an exchange makes of a vector: W times it, or of changes that were rounded to a narrower dtype on the way.
 
+On a schedule W is a list, W_t of every exchange until they repeat: what is called at every exchange counts them.
+
 mix_z = mixing(W, wire)               # one for every message of the algorithm
 theta = mix_z(z) if exchanges(t, local_steps) else z
 """
@@ -8,15 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import scipy.sparse
 
 from dgt.reference.stacked import Array, mix
 
+Mixing: TypeAlias = scipy.sparse.csr_array | list[scipy.sparse.csr_array]
+"""W, or W_t of every exchange until they repeat."""
 
-def mixing(W: scipy.sparse.csr_array, wire: str) -> Callable[[Array], Array]:
+
+def mixing(W: Mixing, wire: str) -> Callable[[Array], Array]:
     """What one message of an algorithm goes through at every exchange; it remembers what was sent before."""
+    if isinstance(W, list):
+        return Changing(W)
     return Plain(W) if wire == "full" else Compressed(W, wire)
 
 
@@ -33,6 +41,18 @@ class Plain:
 
     def __call__(self, values: Array) -> Array:
         return mix(self.W, values)
+
+
+@dataclass(slots=True)
+class Changing:
+    """v -> W_t v at the t-th call."""
+
+    W: list[scipy.sparse.csr_array]
+    exchange: int = 0
+
+    def __call__(self, values: Array) -> Array:
+        self.exchange += 1
+        return mix(self.W[(self.exchange - 1) % len(self.W)], values)
 
 
 @dataclass(slots=True)
