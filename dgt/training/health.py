@@ -77,7 +77,7 @@ class Health:
             return f"{words}; theory asks for at most 1/beta, beta the largest curvature of the loss"
         below = f"{words}; theory: below 1/beta = {1 / smoothness:.3g} to descend at all (beta = {smoothness:.4g})"
         if isinstance(self._graph, Schedule):
-            return f"{below}; on a schedule 2 to 3 times less than on a graph that stays the same is stable"
+            return f"{below}; on a schedule about a third of what is stable on one graph"
         most = largest_step(self._graph, self._weights, config.strategy.name, config.laziness, smoothness)
         return f"{below}, at most {most:.2g} for the guarantee on this network"
 

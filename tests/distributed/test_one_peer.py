@@ -107,12 +107,15 @@ def test_no_message_is_overwritten_before_it_is_read(transport: str) -> None:
 SHORT = ["iterations=24", "eval_every=4", "checkpoint.every=8", "problem.pause=0"]
 
 
-@pytest.mark.parametrize("width", [16, 4000])
-def test_a_resumed_run_is_the_same_to_the_last_bit(width: int, tmp_path: Path) -> None:
-    """Partners follow the step, those of BatchNorm's statistics too; stopped in the middle of a period."""
+@pytest.mark.parametrize(("width", "transport"), [(16, "auto"), (4000, "messages")])
+def test_a_run_that_was_stopped_goes_on_to_the_last_bit(width: int, transport: str, tmp_path: Path) -> None:
+    """The stop comes to all ranks at one step; partners follow the step, those of BatchNorm's statistics too."""
     settings = [*NOISY, *SHORT, "weights=[1,2,3,4,5]", "topology=one_peer", f"problem.width={width}"]
+    settings.append(f"transport={transport}")
     train_run(tmp_path / "whole", *settings)
-    train_run(tmp_path / "parts", *settings, "iterations=13")
+    with pytest.raises(LaunchError, match=r"stopped (by SIGTERM )?at iteration (\d+)"):
+        train_run(tmp_path / "parts", *settings, "chaos=term", "chaos.rank=3", "chaos.iteration=5")
+    assert commits(tmp_path / "parts")[-1].world == 5
     train_run(tmp_path / "parts", *settings, "resume=auto")
     assert_identical(tmp_path / "whole", tmp_path / "parts")
 
@@ -127,13 +130,6 @@ def test_those_left_after_a_loss_go_on_with_one_partner_at_a_time(transport: str
     assert left["nodes"] == [0, 1, 3]
     assert left["schedule"]["one_peer"]
     assert commits(tmp_path / "run")[-1].world == 3
-
-
-def test_a_stop_comes_to_all_ranks_at_one_step(tmp_path: Path) -> None:
-    term = ["chaos=term", "chaos.rank=3", "chaos.iteration=5"]
-    with pytest.raises(LaunchError, match=r"stopped (by SIGTERM )?at iteration (\d+)"):
-        train_run(tmp_path / "run", *NOISY, "topology=one_peer", "weights=[1,2,3,4,5,6]", *term)
-    assert commits(tmp_path / "run")[-1].world == 6
 
 
 @dataclass

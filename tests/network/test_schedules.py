@@ -148,7 +148,7 @@ def test_schedules_of_ones_own() -> None:
         (lambda: schedules.hypercube([1.0] * 6), "^topology.schedule=hypercube: 6 nodes are no power of two"),
         (lambda: schedules.one_peer([1.0] * 4, rounds=3), "^schedule: rounds=3: must be at least 1 and at most 2"),
         (lambda: TopologyConfig(name="one_peer", rounds=3), "^topology.rounds=3: must be at least 1 and at most 2"),
-        (lambda: TopologyConfig(name="one_peer", schedule="cube"), "^topology.schedule=cube: .*allowed: hypercube, matc"),
+        (lambda: TopologyConfig(name="one_peer", schedule="cube"), "^topology.schedule=cube: .*allowed: hypercube"),
         (
             lambda: graphs.from_config(TopologyConfig(name="one_peer"), np.ones(4)),
             "^topology=one_peer: its edges change from step to step",
