@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dgt.errors import ConfigError, PeerError
     from dgt.exchange.buffers import MixedBuffers
     from dgt.exchange.network import Network
-    from dgt.network import graphs, weights
+    from dgt.network import graphs, schedules, weights
     from dgt.problems.base import Problem, ProblemContext
     from dgt.processes.even_steps import even_steps
     from dgt.processes.join import join
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 __all__ = [
     "DSGD", "AllReduce", "Checkpoints", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node",
     "PeerError", "Problem", "ProblemContext", "ResumableLoader", "cifar10", "data_size_weights", "even_steps", "graphs",
-    "join", "shard", "weights",
+    "join", "schedules", "shard", "weights",
 ]  # fmt: skip
 
 # Imported at first use: torch takes seconds, and the `dgt` command has something to do meanwhile.
 _HOMES = {
     "DSGD": "dgt.algorithms", "AllReduce": "dgt.algorithms", "GradientTracking": "dgt.algorithms",
     "ConfigError": "dgt.errors", "Config": "dgt.config", "MixedBuffers": "dgt.exchange.buffers",
-    "Network": "dgt.exchange.network", "graphs": "dgt.network", "weights": "dgt.network",
+    "Network": "dgt.exchange.network", "graphs": "dgt.network", "weights": "dgt.network", "schedules": "dgt.network",
     "Checkpoints": "dgt.training.checkpoints.library", "even_steps": "dgt.processes.even_steps",
     "ResumableLoader": "dgt.training.own_data", "cifar10": "dgt.training.own_data", "shard": "dgt.training.own_data",
     "data_size_weights": "dgt.training.own_data", "Problem": "dgt.problems.base", "ProblemContext": "dgt.problems.base",

@@ -112,10 +112,10 @@ class GradientTracking(NeighbourOptimizer):
                 at.z.copy_(at.theta)
             return
         if self.form == "predicted":
-            torch.sub(gradient, at.g, out=at.missing).mul_((1 - network.row.own) * network.gradient_scale)
+            torch.sub(gradient, at.g, out=at.missing).mul_((1 - self.own_share) * network.gradient_scale)
             torch.sub(at.y, at.missing, out=at.direction)
             at.g.copy_(gradient)
-        torch.lerp(at.B, gradient.to(at.B.dtype), 1 - network.row.own, out=at.B)
+        torch.lerp(at.B, gradient.to(at.B.dtype), 1 - self.own_share, out=at.B)
         if self.base is None:
             torch.add(at.theta, at.y, alpha=-float(group["lr"]), out=at.z)
 

@@ -42,9 +42,9 @@ class MixedBuffers:
         if not bool(torch.isfinite(own.sum())) and not bool(torch.isfinite(own).all()):
             name = self._network.node.name
             raise TrainingError(f"node {name}: a buffer of the model is not finite at iteration {self._steps}")
-        theirs = self._transport.exchange("buffers", self._steps, own)
-        row = self._network.row
-        mixed = sum((row.neighbours[peer] * message for peer, message in theirs.items()), row.own * own)
+        network = self._network
+        # on a schedule partners follow the optimizer's steps, which a resumed run counts on
+        mixed = network.exchange(self._transport, network.node.steps, "buffers", self._steps, own)
         pieces = mixed.split([buffer.numel() for buffer in buffers])
         for buffer, piece in zip(buffers, pieces, strict=True):
             buffer.copy_(piece.view_as(buffer))

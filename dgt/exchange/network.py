@@ -20,9 +20,11 @@ from dgt.config import TRANSPORTS
 from dgt.config.checks import check_choice, check_range
 from dgt.errors import ConfigError
 from dgt.exchange.average import averaged, save_average
+from dgt.exchange.partners import Partners, ScheduledTransport
 from dgt.exchange.transport import Transport
-from dgt.network import mixing
+from dgt.network import changing, mixing, schedules
 from dgt.network.mixing import MixingRow, mixing_row
+from dgt.network.schedules import Schedule, Topology, union_of
 from dgt.processes.agreement import agree
 from dgt.processes.node import Node
 
@@ -31,7 +33,7 @@ class Network:
     """What node i knows of the network. All ranks make it, with the same arguments.
 
     node            from `dgt.join()`
-    graph           a networkx graph of the nodes 0, ..., n-1
+    graph           a networkx graph of the nodes 0, ..., n-1; or a schedule of them (`dgt.schedules`), or their list
     weights         lambda_i for every node; scaled so that their mean is 1
     strategy        I or II
     laziness        epsilon: the least weight W_ii of a node's own parameters
@@ -45,6 +47,8 @@ class Network:
     weight          lambda_i
     average_weight  pi_i: the share of this node in the strategy's network average, 1/n or lambda_i/n
     eccentricity    exchanges after which a value that this node sends has passed to all others
+    schedule        the schedule, or None; with one, `neighbours` are all that this node ever has and `row` is the mean
+                    of its rows
 
     As an argument, `row` replaces the handshake, for the ranks that are left after a loss.
     """
@@ -52,7 +56,7 @@ class Network:
     def __init__(
         self,
         node: Node,
-        graph: nx.Graph,
+        graph: Topology | Sequence[nx.Graph],
         weights: Sequence[float] | np.ndarray,
         strategy: str = "II",
         laziness: float = 0.3,
@@ -62,13 +66,14 @@ class Network:
     ) -> None:
         check_choice("transport", transport, TRANSPORTS)
         check_range("laziness", laziness, 0, 1, open_low=True, open_high=True)
-        graph, weights = mixing.checked(graph, weights, node.size)
+        topology: Topology = schedules.cycle(graph) if isinstance(graph, Sequence) else graph
+        self.schedule = topology if isinstance(topology, Schedule) else None
+        graph, weights = mixing.checked(union_of(topology), weights, node.size)
         share = mixing.node_share(node.rank, graph, weights, strategy)
-        self.facts = network_facts(graph, weights, strategy, laziness)
+        self.facts = network_facts(topology, weights, strategy, laziness)
         agree(node, self.facts | {"crc": str(crc)})
         self.node = node
         self.transport, self.crc = transport, crc
-        self.eccentricity = max(nx.single_source_shortest_path_length(graph, node.rank).values())
         self.strategy = strategy
         self.neighbours = share.neighbours
         self.weight = share.weight
@@ -79,11 +84,51 @@ class Network:
         self.before_reading: list[Callable[[], None]] = []  # brings parameters up to date that are still on their way
         self.averaging: frozenset[int] = frozenset()  # ids of the tensors that hold the average just now
         self.laziness = laziness
-        self.row = row if row is not None else handshake(self.open_transport(), share.mixing_weight, laziness)
+        if self.schedule is not None:
+            self.eccentricity = changing.steps_to_reach_all(self.schedule, node.rank)
+            self._learn_rows(self.schedule, share.mixing_weight)
+        else:
+            self.eccentricity = max(nx.single_source_shortest_path_length(graph, node.rank).values())
+            self.row = row if row is not None else handshake(self.open_transport(), share.mixing_weight, laziness)
         self.wait_before = -self.wait_seconds  # what the handshake waited for ranks that start later is not counted
 
-    def among(self, graph: nx.Graph, weights: np.ndarray, row: MixingRow) -> Network:
-        """The network of the ranks that are left, all three theirs; what was sent and waited for is carried over."""
+    def _learn_rows(self, schedule: Schedule, own_weight: float) -> None:
+        """The rows of all exchanges: neighbours tell their lambda, and everybody knows who meets whom when."""
+        self._partners = Partners(schedule.partners(self.node.rank))
+        told = weights_and_degrees(self.open_transport(), own_weight)
+        lambdas = {self.node.rank: own_weight} | {peer: weight for peer, (weight, _) in told.items()}
+        self.rows = changing.rows(schedule, self.node.rank, lambdas, self.laziness)
+        self.row = changing.mean_row(self.rows)
+        firsts = (step * schedule.rounds for step in range(schedule.period_in_steps))
+        self._own_shares = [
+            changing.own_share(self.rows, own_weight, lambdas, first, schedule.rounds) for first in firsts
+        ]
+
+    def row_at(self, turn: int) -> MixingRow:
+        """The mixing row of exchange `turn` of the schedule; on a graph the row."""
+        return self.row if self.schedule is None else self.rows[turn % len(self.rows)]
+
+    def own_share(self, exchange: int) -> float:
+        """What this node gives itself at a step's exchange, all rounds of it together: W_ii on a graph."""
+        return self.row.own if self.schedule is None else self._own_shares[exchange % len(self._own_shares)]
+
+    def exchange(self, transport: Transport, exchange: int, kind: str, step: int, own: torch.Tensor) -> torch.Tensor:
+        """W own, for something small that is mixed beside the parameters; in every round of a schedule's step."""
+        rounds = 1 if self.schedule is None else self.schedule.rounds
+        for turn in range(exchange * rounds, (exchange + 1) * rounds):
+            if isinstance(transport, ScheduledTransport):
+                theirs = transport.exchange_at(turn, kind, step, own)
+            else:
+                theirs = transport.exchange(kind, step, own)
+            row = self.row_at(turn)
+            own = sum((row.neighbours[peer] * message for peer, message in theirs.items()), row.own * own)
+        return own
+
+    def among(self, graph: Topology, weights: np.ndarray, row: MixingRow | None) -> Network:
+        """The network of the ranks that are left, all three theirs; what was sent and waited for is carried over.
+
+        On a schedule rows are learned anew.
+        """
         left = Network(self.node, graph, weights, self.strategy, self.laziness, self.transport, self.crc, row)
         left.bytes_before = self.bytes_sent
         left.wait_before += self.wait_seconds
@@ -91,7 +136,12 @@ class Network:
 
     def open_transport(self) -> Transport:
         """A way to exchange buffers with the neighbours, apart from all others."""
-        self._transports.append(Transport(self.node, self.neighbours, self.transport, self.crc))
+        if self.schedule is not None:
+            self._transports.append(
+                ScheduledTransport(self.node, self.neighbours, self._partners, self.transport, self.crc)
+            )
+        else:
+            self._transports.append(Transport(self.node, self.neighbours, self.transport, self.crc))
         return self._transports[-1]
 
     @contextlib.contextmanager
@@ -141,23 +191,37 @@ class Network:
 
 def handshake(transport: Transport, own_weight: float, laziness: float) -> MixingRow:
     """Tell every neighbour (lambda_i, d_i), hear theirs, compute the own mixing row."""
+    told = weights_and_degrees(transport, own_weight)
+    return mixing_row(own_weight, len(transport.peers), told, laziness)
+
+
+def weights_and_degrees(transport: Transport, own_weight: float) -> dict[int, tuple[float, int]]:
+    """(lambda_j, d_j) of every neighbour j, from itself."""
     own = torch.tensor([own_weight, len(transport.peers)], dtype=torch.float64, device=transport.node.device)
     told = {}
     for peer, theirs in transport.exchange("handshake", 0, own).items():
         weight, degree = theirs.tolist()
         told[peer] = (weight, int(degree))
-    return mixing_row(own_weight, len(transport.peers), told, laziness)
+    return told
 
 
-def network_facts(graph: nx.Graph, weights: np.ndarray, strategy: str, laziness: float) -> dict[str, str]:
+def network_facts(graph: Topology, weights: np.ndarray, strategy: str, laziness: float) -> dict[str, str]:
     """What all ranks must agree on before they mix."""
-    edges = sorted(tuple(sorted(edge)) for edge in graph.edges)
     return {
         "strategy": strategy,
         "laziness": repr(laziness),
-        "graph": f"{len(edges)} edges, {_digest(np.asarray(edges, dtype=np.int64))}",
+        "graph": _graph_fact(graph),
         "weights": f"{weights.size} nodes, {_digest(weights)}",
     }
+
+
+def _graph_fact(graph: Topology) -> str:
+    if isinstance(graph, Schedule):
+        ends = np.cumsum([len(pairs) for pairs in graph.pairs])
+        rounds = f"{graph.rounds} per step, " * (graph.rounds > 1)
+        return f"{graph.period} exchanges, {rounds}{_digest(np.concatenate([ends, *map(np.ravel, graph.pairs)]))}"
+    edges = sorted(tuple(sorted(edge)) for edge in graph.edges)
+    return f"{len(edges)} edges, {_digest(np.asarray(edges, dtype=np.int64))}"
 
 
 def _digest(array: np.ndarray) -> str:

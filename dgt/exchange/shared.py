@@ -45,6 +45,7 @@ MOST_NEIGHBOURS = (HEADER - SIGNATURES) // 8
 PAGE = 4096
 LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its neighbours still live
 SYS_FUTEX, FUTEX_WAIT, FUTEX_WAKE = fences.FUTEX_CALL.get(platform.machine(), -1), 0, 1
+EVERYBODY = 2**31 - 1
 
 
 def available() -> bool:
@@ -93,6 +94,20 @@ class Board:
         left = int(self._words[LEFT // 4])
         return left - 1 if left else None
 
+    def count(self, place: int) -> int:
+        """A word of its header."""
+        return int(self._words[place // 4])
+
+    def set_count(self, place: int, count: int) -> None:
+        """Change a word that only this process changes, and wake all who sleep on it."""
+        self._words[place // 4] = count
+        _syscall(SYS_FUTEX, self._bell - BELL + place, FUTEX_WAKE, EVERYBODY, None, None, 0)
+
+    def sleep(self, place: int, count: int) -> bool:
+        """Sleep while a word is this; returns whether it is time to look who still lives."""
+        asleep = _syscall(SYS_FUTEX, self._bell - BELL + place, FUTEX_WAIT, count, _LOOK_POINTER, None, 0)
+        return bool(asleep != 0 and ctypes.get_errno() == errno.ETIMEDOUT)
+
     def owner_is_gone(self) -> bool:
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -100,6 +115,19 @@ class Board:
             return False
         fcntl.flock(self._file, fcntl.LOCK_UN)
         return True
+
+    def trouble(self, place: int, step: int, late: bool) -> str:
+        """Why its owner will not come to this step, by this word; empty if it has, or if there is still hope."""
+        if self.count(place) > step:
+            return ""
+        has_left = self.steps_at_leaving is not None
+        if fences.NEEDED:
+            fences.fence()  # whoever sees that it has left sees what it did before
+        if has_left and self.count(place) <= step:
+            return "is gone (it has left)"
+        if self.owner_is_gone() and self.count(place) <= step:
+            return "is gone (its process ended)"
+        return "timed out" if late else ""
 
     def expect(self, place: int, signatures: int) -> None:
         """Where this rank signs on the board, and how many sign there."""
@@ -185,17 +213,9 @@ class OwnBoard(Board):
 
     def _trouble(self, step: int, late: bool) -> tuple[int, str] | None:
         for peer, board in self.neighbours.items():
-            if board.has(step):
-                continue
-            has_left = board.steps_at_leaving is not None
-            if fences.NEEDED:
-                fences.fence()  # whoever sees that it has left sees what it published before
-            if has_left and not board.has(step):
-                return peer, "is gone (it has left)"
-            if board.owner_is_gone() and not board.has(step):
-                return peer, "is gone (its process ended)"
-            if late:
-                return peer, "timed out"
+            words = board.trouble(PUBLISHED, step, late)
+            if words:
+                return peer, words
         return None
 
 

@@ -46,6 +46,9 @@ class Stream:
         """Whether a vector was posted and its mixture not yet taken."""
         return self._pending is not None
 
+    def claim(self, step: int) -> None:
+        """Before `buffer` is written: wait for whoever still reads it, as may be on a schedule."""
+
     def post(self, step: int) -> None:
         """Send what is in `buffer`."""
         self._message = self.outbox.buffer
@@ -53,8 +56,8 @@ class Stream:
 
     def mix(self, out: torch.Tensor) -> None:
         """out = W_ii m_i + sum_j W_ij m_j, as a running mean: a row sums to 1, so every step is one lerp."""
-        for piece, mixed in self.mixed_pieces(out):
-            if mixed.data_ptr() != out[piece].data_ptr():  # a network of one node
+        for piece, mixed in self._mix_pieces(out, keep=True):
+            if mixed.data_ptr() != out[piece].data_ptr():  # a network of one node, or no partner now
                 out[piece].copy_(mixed)
 
     def mixed_pieces(self, out: torch.Tensor, keep: bool = True) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -62,6 +65,9 @@ class Stream:
 
         out  room for all of it
         """
+        return self._mix_pieces(out, keep)
+
+    def _mix_pieces(self, out: torch.Tensor, keep: bool) -> Iterator[tuple[slice, torch.Tensor]]:
         assert self._pending is not None
         mean, total, missing = self._message, self.row.own, len(self.row.neighbours)
         if not missing:
@@ -139,10 +145,7 @@ class CompressedStream(Stream):
 
     def mixed_pieces(self, out: torch.Tensor, keep: bool = True) -> Iterator[tuple[slice, torch.Tensor]]:
         self.mix(out)
-        stop = 0
-        for (mixed,) in _in_pieces(out):
-            start, stop = stop, stop + mixed.numel()
-            yield slice(start, stop), mixed
+        return pieces_of(out)
 
     def add_neighbours(self, out: torch.Tensor, scale: float) -> None:
         for result, vector, estimate, heard in self._complete(out):
@@ -178,6 +181,14 @@ class CompressedStream(Stream):
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"estimate": self._estimate, "neighbours_estimate": self._heard}
+
+
+def pieces_of(vector: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Its pieces, and where they are."""
+    stop = 0
+    for (piece,) in _in_pieces(vector):
+        start, stop = stop, stop + piece.numel()
+        yield slice(start, stop), piece
 
 
 def _in_pieces(*vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -14,7 +14,7 @@ anything, so every wait is for a message already on its way.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # before Python 3.11 an exception of its own
 from datetime import timedelta
@@ -76,15 +76,31 @@ class Transport:
         others, size = len(self.peers) - len(boards), frame_bytes(like)
         number = how_many(others, least_inboxes, size, MOST_BYTES - self._inbox_bytes)
         self._inbox_bytes += number * size
-        return Outbox(self, kind, self.node.open_channel(), like, own if boards else None, boards, number)
+        return self.make_outbox(kind, self.node.open_channel(), like, own if boards else None, boards, number)
+
+    def make_outbox(
+        self,
+        kind: str,
+        channel: int,
+        like: torch.Tensor,
+        board: shared.OwnBoard | None,
+        boards: dict[int, shared.Board],
+        inboxes: int,
+    ) -> Outbox:
+        """The outbox of a stream, whose neighbours have been met."""
+        return Outbox(self, kind, channel, like, board, boards, inboxes)
 
     def exchange(self, kind: str, step: int, message: torch.Tensor) -> dict[int, torch.Tensor]:
         """Send a small message to every neighbour and get theirs; start-up and rare things only."""
         outbox = Outbox(self, kind, self._channel, message, None, {}, len(self.peers), first=self._exchanges)
+        return self.exchanged(outbox, message, lambda: outbox.post(step))
+
+    def exchanged(self, outbox: Outbox, message: torch.Tensor, post: Callable[[], Pending]) -> dict[int, torch.Tensor]:
+        """What came for this message, once it has left too."""
         outbox.expects_next = False  # which may be of another size
         self._exchanges += 1
         outbox.buffer.copy_(message)
-        pending = outbox.post(step)
+        pending = post()
         theirs = dict(pending.collect())
         pending.finish()
         return theirs
@@ -188,6 +204,10 @@ class Outbox:
         found |= dict(zip(self.others, self.inboxes.payloads(), strict=True))
         return [found[peer] for peer in self.transport.peers]
 
+    def inboxes_of(self, others: Sequence[int]) -> Inboxes:
+        """Where the messages of an exchange with these come in."""
+        return self.inboxes
+
     def release(self) -> None:
         """What `theirs` returned was read: the next messages may come in."""
         if self.expects_next:
@@ -196,25 +216,31 @@ class Outbox:
 
     def post(self, step: int) -> Pending:
         """Start sending to all neighbours; the message must not change before `Pending.finish`."""
+        number, raw = self._posted, self.sealed(step)
+        if self.board is not None:
+            self.board.publish(number)
+        pending = Pending(self, number, step, self.transport.peers, self.others)
+        pending.start(raw)
+        if self.others:
+            self._expected_next(number + 1)
+        self.transport.bytes_sent += self._bytes
+        return pending
+
+    def sealed(self, step: int) -> torch.Tensor:
+        """The next message as it travels, with its head; the one after it has another buffer, or this one again."""
         number, frame = self._posted, self.frames[self.turn]
         self._posted += 1
         if self._staged is not None:
             self._staged.payload.copy_(frame.payload)
             frame = self._staged
         self.seal.write(frame, number, step)
-        raw = frame.raw if self.node.tamper is None else self.node.tamper(self.kind, frame, step)
-        if self.board is not None:
-            self.board.publish(number)
-        pending = Pending(self, number, step)
-        if self.uses_nccl:
-            pending.start_batch(raw)
-        elif self.others:
-            pending.start_tagged(raw)
-        if self.others:
-            self.node.under_way.add(pending)
-            self._expected_next(number + 1)
-        self.transport.bytes_sent += self._bytes
-        return pending
+        return frame.raw if self.node.tamper is None else self.node.tamper(self.kind, frame, step)
+
+    def absent(self, peers: Sequence[int], error: Exception, step: int) -> PeerError | TrainingError:
+        """What to raise while waiting for a message of this step from these, one unless it is not known who."""
+        board = self.boards.get(peers[0]) if len(peers) == 1 else None
+        left = board.steps_at_leaving if board is not None else None
+        return missed(self.node, peers, error, self.kind, step, self.seal.last + 1, left)
 
 
 def _frame(like: torch.Tensor, device: torch.device, pin: bool = False) -> Frame:
@@ -228,29 +254,45 @@ class Pending:
         "__weakref__",
         "_batch",
         "_collected",
+        "_inboxes",
         "_node",
         "_number",
+        "_others",
         "_outbox",
+        "_peers",
         "_sends",
         "_step",
         "_tag",
     )
 
-    def __init__(self, outbox: Outbox, number: int, step: int) -> None:
+    def __init__(self, outbox: Outbox, number: int, step: int, peers: Sequence[int], others: Sequence[int]) -> None:
+        """peers are all who take part, ascending, and others those of them whose memory is not shared."""
         self._outbox, self._number, self._step, self._node = outbox, number, step, outbox.node
+        self._peers, self._others = peers, others
+        self._inboxes = outbox.inboxes_of(others)
         self._sends: list[dist.Work | _Handed] = []
         self._batch: list[dist.Work] = []
         self._collected = False
 
+    def start(self, message: torch.Tensor) -> None:
+        """Send it to those whose memory is not shared, and ask for theirs."""
+        if not self._others:
+            return
+        if self._outbox.uses_nccl:
+            self.start_batch(message)
+        else:
+            self.start_tagged(message)
+        self._node.under_way.add(self)
+
     def start_tagged(self, message: torch.Tensor) -> None:
         outbox = self._outbox
         self._tag = message_tag(self._number, outbox.channel)
-        for position, peer in enumerate(outbox.others[: len(outbox.inboxes.frames)]):
+        for position, peer in enumerate(self._others[: len(self._inboxes.frames)]):
             try:
-                outbox.inboxes.expect(position, self._number)
+                self._inboxes.expect(position, self._number)
             except RuntimeError as error:  # as when sending
                 raise self._absent(peer, error) from error
-        self._sends = [self._send(message, peer) for peer in outbox.others]
+        self._sends = [self._send(message, peer) for peer in self._others]
 
     def _send(self, message: torch.Tensor, peer: int) -> dist.Work | _Handed:
         group, tag = self._node.control, self._tag
@@ -262,14 +304,14 @@ class Pending:
             raise self._absent(peer, error) from error
 
     def start_batch(self, message: torch.Tensor) -> None:
-        outbox, group = self._outbox, self._node.data
-        theirs = {peer: outbox.inboxes.frame(position).raw for position, peer in enumerate(outbox.others)}
+        group = self._node.data
+        theirs = {peer: self._inboxes.frame(position).raw for position, peer in enumerate(self._others)}
         if theirs:
             batch = [
                 dist.P2POp(dist.isend, message, peer, group)
                 if way == "send"
                 else dist.P2POp(dist.irecv, theirs[peer], peer, group)
-                for way, peer in message_order(self._node.rank, outbox.others)
+                for way, peer in message_order(self._node.rank, self._others)
             ]
             # nccl returns one handle for the whole batch, gloo one per operation: wait for all of it
             try:
@@ -299,10 +341,10 @@ class Pending:
         for work in self._batch:
             self._wait(work, None, deadline)
         self._batch = []
-        for position, peer in enumerate(outbox.others if not self._collected else []):
+        for position, peer in enumerate(self._others if not self._collected else []):
             if not outbox.uses_nccl:
-                self._wait(outbox.inboxes.take(position), peer, deadline)
-            inbox = outbox.inboxes.frame(position)
+                self._wait(self._inboxes.take(position), peer, deadline)
+            inbox = self._inboxes.frame(position)
             outbox.seal.check([(peer, inbox)], self._number, self._step)
             yield peer, inbox.payload
             if not outbox.holds_messages:
@@ -312,19 +354,19 @@ class Pending:
 
     def _free(self, position: int) -> None:
         """The message at this position was read; another may come in."""
-        outbox = self._outbox
-        if not outbox.uses_nccl:
+        inboxes = self._inboxes
+        if not self._outbox.uses_nccl:
             try:
-                outbox.inboxes.free(position, self._number, outbox.expects_next)
+                inboxes.free(position, self._number, self._outbox.expects_next)
             except RuntimeError as error:
-                raise self._absent(outbox.others[position + len(outbox.inboxes.frames)], error) from error
+                raise self._absent(self._others[position + len(inboxes.frames)], error) from error
 
     def in_order(self) -> Iterator[list[tuple[int, torch.Tensor]]]:
         """(peer, buffer) of all neighbours, ascending, whichever way their messages come: sums are the same bit by bit
         wherever ranks are. Those that are there at once, in shared memory, come several at a time."""
         near, far = dict(self.shared()), self.messages()
         run: list[tuple[int, torch.Tensor]] = []
-        for peer in self._outbox.transport.peers:
+        for peer in self._peers:
             if peer in near:
                 run.append((peer, near[peer]))
                 continue
@@ -345,14 +387,14 @@ class Pending:
     def finish(self) -> None:
         """Wait until the sent buffer may change again."""
         deadline = time.monotonic() + self._node.timeout
-        for peer, work in zip(self._outbox.others, self._sends, strict=False):
+        for peer, work in zip(self._others, self._sends, strict=False):
             self._wait(work, peer, deadline)
         self._sends = []
         self._settle()
 
     def complete(self) -> None:
         """Wait for both ways, whoever wants the result."""
-        if self._outbox.others:
+        if self._others:
             self.receive_rest()
             self.finish()
 
@@ -383,11 +425,7 @@ class Pending:
             self._outbox.transport.wait_seconds += time.monotonic() - since
 
     def _absent(self, peer: int | None, error: Exception) -> PeerError | TrainingError:
-        outbox = self._outbox
-        board = outbox.boards.get(peer) if peer is not None else None
-        left = board.steps_at_leaving if board is not None else None
-        peers = outbox.transport.peers if peer is None else [peer]
-        return missed(self._node, peers, error, outbox.kind, self._step, outbox.seal.last + 1, left)
+        return self._outbox.absent(self._peers if peer is None else [peer], error, self._step)
 
 
 class _Handed:

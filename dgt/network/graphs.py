@@ -203,8 +203,17 @@ def _from_file(
 
 
 def from_config(config: TopologyConfig, weights: Weights) -> nx.Graph:
-    """The graph a config asks for, on as many nodes as there are weights."""
+    """The graph a config asks for, on as many nodes as there are weights; schedules too: `schedules.from_config`."""
     graph = make(config, weights)
+    if not isinstance(graph, nx.Graph):
+        raise ConfigError(
+            f"topology={config.name}: its edges change from step to step, and here one graph is needed, such as ring"
+        )
+    return finished(config, weights, graph)
+
+
+def finished(config: TopologyConfig, weights: Weights, graph: nx.Graph) -> nx.Graph:
+    """The graph as it was made, or checked and with its nodes in order where it comes from outside the package."""
     if config.target is None:
         return graph
     return _simple(int(weights.size), check(graph, f"topology._target_={config.target}").edges)

@@ -7,15 +7,23 @@ that is resumed has the same rows, to the last bit, as the one that went on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import networkx as nx
 
 from dgt.network.mixing import MixingRow, mixing_row, row_without, strategy
+from dgt.network.schedules import Schedule, Topology
 from dgt.network.weights import Weights, normalise
 
 
-def among(graph: nx.Graph, weights: Weights, members: Sequence[int]) -> tuple[nx.Graph, Weights]:
-    """The graph between these nodes, renumbered from 0, and their lambda, scaled anew."""
+@overload
+def among(graph: Schedule, weights: Weights, members: Sequence[int]) -> tuple[Schedule, Weights]: ...
+@overload
+def among(graph: nx.Graph, weights: Weights, members: Sequence[int]) -> tuple[nx.Graph, Weights]: ...
+def among(graph: Topology, weights: Weights, members: Sequence[int]) -> tuple[Topology, Weights]:
+    """The graph between these nodes, renumbered from 0, or the schedule they go on with; their lambda, scaled anew."""
+    if isinstance(graph, Schedule):
+        return graph.among(members), normalise(weights[list(members)])
     between = nx.convert_node_labels_to_integers(graph.subgraph(members), ordering="sorted")
     return between, normalise(weights[list(members)])
 

@@ -22,7 +22,7 @@ from dgt.config import TopologyConfig
 from dgt.errors import ConfigError
 from dgt.network.weights import Weights
 
-Graph = Callable[..., nx.Graph]
+Graph = Callable[..., Any]  # makes a networkx.Graph or a `schedules.Schedule`
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
 TOPOLOGIES: dict[str, Graph] = {}
@@ -52,17 +52,23 @@ def topology(function: Any = None, *, name: str = "", proposed: bool = False, sl
     return register if function is None else register(function)
 
 
-def make(config: TopologyConfig, weights: Weights) -> nx.Graph:
-    """The graph a config asks for, on as many nodes as there are weights."""
+def make(config: TopologyConfig, weights: Weights) -> Any:
+    """What a config asks for, on as many nodes as there are weights: a graph, a `schedules.Schedule`, or a list of
+    graphs to be made into one."""
     config.check()
     function, label = config.kind, f"topology._target_={config.target}"
     graph = function(_first(function, weights), **config.values)
     if config.target is None:
         return graph
-    if not isinstance(graph, nx.Graph):
-        raise ConfigError(f"{label}: made {type(graph).__name__}, must make a networkx.Graph")
-    if graph.number_of_nodes() != weights.size:
-        raise ConfigError(f"{label}: made {graph.number_of_nodes()} nodes, there are {weights.size}")
+    from dgt.network.schedules import Schedule  # which imports this module
+
+    if not isinstance(graph, nx.Graph | Schedule | list):
+        words = "must make a networkx.Graph, a list of them or a dgt.schedules.Schedule"
+        raise ConfigError(f"{label}: made {type(graph).__name__}, {words}")
+    first = graph[0] if isinstance(graph, list) and graph else graph
+    nodes = first.number_of_nodes() if isinstance(first, nx.Graph) else getattr(first, "size", weights.size)
+    if nodes != weights.size:
+        raise ConfigError(f"{label}: made {nodes} nodes, there are {weights.size}")
     return graph
 
 

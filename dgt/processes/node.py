@@ -105,8 +105,9 @@ class Node:
     """Collective operations that this rank has begun."""
     doing: str = ""
     """What the current collective operations are part of, for error messages; see `during`."""
-    expected_next: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
-    """By channel: the tag of this node's next message, and the ranks that may wait for it outside shared memory."""
+    expected_next: dict[int | tuple[int, int], tuple[int, list[int]]] = field(default_factory=dict)
+    """By channel, on a schedule by channel and rank: the tag of this node's next message, and the ranks that may
+    wait for it outside shared memory."""
     handlers: dict[int, Any] = field(default_factory=dict)
     """The signal handlers that `stop_on_signals` replaced."""
     notices: Notices = field(default_factory=Notices)

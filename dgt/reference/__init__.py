@@ -13,15 +13,16 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import networkx as nx
-
+from dgt.network import changing
 from dgt.network.mixing import mixing_matrix, strategy
+from dgt.network.schedules import Schedule, Topology
 from dgt.network.weights import Weights
 from dgt.reference.allreduce import allreduce
 from dgt.reference.dsgd import dsgd
 from dgt.reference.gradient_tracking import gradient_tracking
 from dgt.reference.members import with_returned, without
 from dgt.reference.stacked import StackedProblem, State, StepSize, mix, network_metrics
+from dgt.reference.wire import Mixing
 
 __all__ = [
     "StackedProblem", "State", "StepSize", "Twin", "allreduce", "dsgd", "gradient_tracking", "mix", "named",
@@ -42,7 +43,7 @@ def named(algorithm: str) -> Twin | None:
 def states(
     algorithm: str | Twin,
     problem: StackedProblem,
-    graph: nx.Graph,
+    graph: Topology,
     weights: Weights,
     strategy_name: str,
     *,
@@ -56,6 +57,7 @@ def states(
     """Every state of a run, the start included.
 
     algorithm   its name, or a twin of one's own
+    graph       or a schedule, of which the twin gets a list: W of every exchange until they repeat
     lr          alpha, or a function of the iteration
     settings    the algorithm's hyperparameters
     """
@@ -63,5 +65,9 @@ def states(
     if twin is None:
         raise ValueError(f"algorithm={algorithm}: no twin, dgt/reference/{algorithm}.py with TWIN")
     chosen = strategy(strategy_name, weights)
-    W = mixing_matrix(graph, chosen.mixing_weights, laziness)
+    W: Mixing
+    if isinstance(graph, Schedule):
+        W = changing.matrices(graph, chosen.mixing_weights, laziness)
+    else:
+        W = mixing_matrix(graph, chosen.mixing_weights, laziness)
     return twin(problem, W, chosen, lr, iterations, wire=wire, local_steps=local_steps, **settings)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import scipy.sparse
-
 from dgt.network.mixing import Strategy
 from dgt.reference import bases
 from dgt.reference.bases import Momentum
 from dgt.reference.stacked import StackedProblem, State, StepSize, at, column
-from dgt.reference.wire import Wire, exchanges, mixing
+from dgt.reference.wire import Mixing, Wire, exchanges, mixing
 
 
 def dsgd(
     problem: StackedProblem,
-    W: scipy.sparse.csr_array,
+    W: Mixing,
     strategy: Strategy,
     lr: StepSize,
     iterations: int,

@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 
 from dgt.network.mixing import Strategy
 from dgt.reference import bases
 from dgt.reference.bases import Momentum
 from dgt.reference.stacked import Array, StackedProblem, State, StepSize, at, column
-from dgt.reference.wire import Wire, exchanges, mixing
+from dgt.reference.wire import Mixing, Wire, exchanges, mixing
 
 
 def gradient_tracking(
     problem: StackedProblem,
-    W: scipy.sparse.csr_array,
+    W: Mixing,
     strategy: Strategy,
     lr: StepSize,
     iterations: int,
@@ -34,9 +33,9 @@ def gradient_tracking(
 ) -> Iterator[State]:
     """Theta' = W (Theta - alpha_t Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0; W = I on local steps.
 
-    With momentum g is u' = b u + g. With a base P, by base_form: mixed Theta' = W (Theta - alpha_t P(W Y)),
-    together Theta' = W Theta - alpha_t P(W Y), own W (Theta - alpha_t P(Y)), predicted W (Theta - alpha_t P(Y; S)) with
-    second moments of S = W Y_before + W_ii G (g' - g).
+    On a schedule W is W_t of the exchange. With momentum g is u' = b u + g. With a base P, by base_form: mixed
+    Theta' = W (Theta - alpha_t P(W Y)), together Theta' = W Theta - alpha_t P(W Y), own W (Theta - alpha_t P(Y)),
+    predicted W (Theta - alpha_t P(Y; S)) with second moments of S = W Y_before + W_ii G (g' - g).
 
     Nodes whose gradient overflows at step t stay out of it: g' is what makes Y' = 0 there.
     """
@@ -44,7 +43,7 @@ def gradient_tracking(
     mix_theta, mix_tracker = mixing(W, wire), mixing(W, wire, "tracker")
     with_momentum, descend = Momentum(momentum, nesterov), bases.base(base or "sgd", base_options)
     form = base_form if base is not None else ""
-    own = column(W.diagonal(), problem.start)
+    own_shares = [column(each.diagonal(), problem.start) for each in (W if isinstance(W, list) else [W])]
     yield State(0, theta)
     gradient = with_momentum(problem.gradient(theta, 0))
     if overflows is not None:
@@ -56,7 +55,7 @@ def gradient_tracking(
         mix = mix_theta if exchanges(t, local_steps) else unmixed
         second = None
         if form == "predicted" and exchanges(t, local_steps):
-            second = before + own * (tracker - before)
+            second = before + own_shares[t // local_steps % len(own_shares)] * (tracker - before)
         if form == "together":
             theta = descend(mix(theta), mixed, at(lr, t))
         else:

@@ -1,5 +1,7 @@
 """What an exchange makes of a vector: W times it, or of changes that were rounded to fewer bits on the way.
 
+On a schedule W is a list, W_t of every exchange until they repeat: what is called at every exchange counts them.
+
 mix_z = mixing(W, wire)               # one for every message of the algorithm
 theta = mix_z(z) if exchanges(t, local_steps) else z
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -15,6 +18,9 @@ import scipy.sparse
 from dgt.network import rounding
 from dgt.network.rounding import BLOCK, LARGEST, LEVELS, SMALLEST, STRETCH, WIDER
 from dgt.reference.stacked import Array, mix
+
+Mixing: TypeAlias = scipy.sparse.csr_array | list[scipy.sparse.csr_array]
+"""W, or W_t of every exchange until they repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +34,13 @@ class Wire:
     parts: Sequence[int] = (0,)
 
 
-def mixing(W: scipy.sparse.csr_array, wire: str | Wire, kind: str = "parameters") -> Callable[[Array], Array]:
+def mixing(W: Mixing, wire: str | Wire, kind: str = "parameters") -> Callable[[Array], Array]:
     """What one message of an algorithm goes through at every exchange; it remembers what was sent before.
 
     kind   as the ranks call it, `Message.kind`: int8 and int4 round every kind with noise of its own
     """
+    if isinstance(W, list):
+        return Changing(W)
     wire = Wire(wire) if isinstance(wire, str) else wire
     return Plain(W) if wire.name == "full" else Compressed(W, wire, kind)
 
@@ -50,6 +58,18 @@ class Plain:
 
     def __call__(self, values: Array) -> Array:
         return mix(self.W, values)
+
+
+@dataclass(slots=True)
+class Changing:
+    """v -> W_t v at the t-th call."""
+
+    W: list[scipy.sparse.csr_array]
+    exchange: int = 0
+
+    def __call__(self, values: Array) -> Array:
+        self.exchange += 1
+        return mix(self.W[(self.exchange - 1) % len(self.W)], values)
 
 
 @dataclass(slots=True)

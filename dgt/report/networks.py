@@ -43,8 +43,11 @@ def weights_of(run: Run) -> Weights | None:
 
 
 def graph_of(run: Run) -> tuple[Weights, nx.Graph] | None:
-    """The weights and the graph the run started on, as recorded or as its config names them; None if not known."""
+    """The weights and the graph the run started on, as recorded or as its config names them; None if not known, or if
+    it was a schedule, which has no spectral gap."""
     recorded = run.networks[0] if run.networks else {}
+    if recorded.get("schedule"):
+        return None
     if recorded.get("edges"):
         graph = nx.empty_graph(len(recorded["nodes"]))
         graph.add_edges_from(recorded["edges"])

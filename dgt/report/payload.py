@@ -218,6 +218,7 @@ def _network(network: Record, topology: str, notes: list[str]) -> Record:
         "names": names,
         "weights": [_number(value) for value in network["weights"]],
         "degrees": network["degrees"],
+        "schedule": network.get("schedule"),
         "edges": edges if drawn else None,
         "places": positions(topology, len(names), edges) if drawn and edges is not None else None,
         "rows": None if rows is None else [_row(row) for row in rows],

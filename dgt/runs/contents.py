@@ -136,8 +136,11 @@ def _is_network(found: object) -> bool:
     if not (isinstance(edges, list) and isinstance(rows, list)):
         return False
     pairs = all(isinstance(edge, list) and len(edge) == 2 for edge in edges)
+    schedule = found.get("schedule") or {"exchanges": 1}
     return (
         len(weights) == len(degrees) == n > 0
+        and isinstance(schedule, dict)
+        and is_count(schedule.get("exchanges"))
         and all(isinstance(name, (int, str)) for name in names)
         and isinstance(found.get("size", n), int)
         and all(is_sound(value) for value in [*weights, *degrees])

@@ -16,6 +16,7 @@ import scipy.sparse
 import yaml
 
 from dgt.config.files import parsed_json, read_text, write
+from dgt.network.schedules import Topology
 from dgt.network.weights import Weights
 from dgt.runs.layout import CONFIG, ENVIRONMENT, NETWORK
 from dgt.runs.messages import Say
@@ -54,10 +55,15 @@ class Facts:
             self._write_json(ENVIRONMENT, facts)
 
     def network(
-        self, iteration: int, weights: Weights, W: scipy.sparse.csr_array, members: list[int] | None = None
+        self,
+        iteration: int,
+        weights: Weights,
+        W: scipy.sparse.csr_array,
+        members: list[int] | None = None,
+        graph: Topology | None = None,
     ) -> None:
         """From this iteration on, nodes of these weights mix by W; `members` are their names where some were lost."""
-        record = network_record(iteration, weights, W, members)
+        record = network_record(iteration, weights, W, members, graph)
         self._shown = recorded_nodes(weights)
         before = [network for network in self._networks if network["iteration"] < iteration]
         unchanged = before and {**before[-1], "iteration": iteration} == json.loads(json.dumps(record))

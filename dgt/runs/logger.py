@@ -11,6 +11,7 @@ import scipy.sparse
 
 from dgt.config import Config
 from dgt.errors import TrainingError
+from dgt.network.schedules import Topology
 from dgt.network.weights import Weights
 from dgt.runs import summary as summaries
 from dgt.runs.facts import Facts
@@ -113,11 +114,19 @@ class RunLogger:
             self._facts.environment({**facts, **self._about})
 
     def network(
-        self, iteration: int, weights: Weights, W: scipy.sparse.csr_array | None, members: list[int] | None = None
+        self,
+        iteration: int,
+        weights: Weights,
+        W: scipy.sparse.csr_array | None,
+        members: list[int] | None = None,
+        graph: Topology | None = None,
     ) -> None:
-        """From this iteration on, nodes of these weights mix by W; `members` are their names where some were lost."""
+        """From this iteration on, nodes of these weights mix by W; `members` are their names where some were lost.
+
+        On a schedule, `graph`, W is the mean of its exchanges.
+        """
         if self._speaks and W is not None:
-            self._facts.network(iteration, weights, W, members)
+            self._facts.network(iteration, weights, W, members, graph)
 
     def go_on(self, first: int, words: str, members: list[int], speaks: bool) -> None:
         """The network has changed: tell it, note it in events.jsonl; a new rank 0 takes over the files.

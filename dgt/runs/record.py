@@ -7,17 +7,23 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from dgt.network.schedules import Schedule, Topology
 from dgt.network.weights import Weights
 
 MOST_NODES = 2000  # of larger networks a sample is recorded, of all weights alike, and no edges
 
 
 def network_record(
-    iteration: int, weights: Weights, W: scipy.sparse.csr_array, members: list[int] | None = None
+    iteration: int,
+    weights: Weights,
+    W: scipy.sparse.csr_array,
+    members: list[int] | None = None,
+    graph: Topology | None = None,
 ) -> dict[str, Any]:
     """The network from this iteration on, as plain values; nodes are counted 0, 1, 2, ... unless `members` names them.
 
-    Node i's neighbours are those with W_ij > 0, and `mixing[i]` is its row {j: W_ij}.
+    Node i's neighbours are those with W_ij > 0, and `mixing[i]` is its row {j: W_ij}. On a schedule W is the mean of
+    its exchanges, and `schedule` says how many there are until they repeat.
     """
     n, W = int(weights.size), scipy.sparse.csr_array(W)
     off_diagonal = scipy.sparse.csr_array(W - scipy.sparse.diags_array(W.diagonal()))
@@ -30,6 +36,8 @@ def network_record(
         "weights": weights[shown].tolist(),
         "degrees": np.diff(off_diagonal.indptr)[shown].tolist(),
     }
+    if isinstance(graph, Schedule):
+        record["schedule"] = {"exchanges": graph.period, "rounds": graph.rounds, "one_peer": graph.is_one_peer}
     if n <= MOST_NODES:
         upper = scipy.sparse.triu(off_diagonal, k=1).tocoo()
         record["edges"] = sorted([int(i), int(j)] for i, j in zip(upper.row, upper.col, strict=True))

@@ -180,7 +180,9 @@ class RunGuard(Guard):
         self._watch(session)
         if self._config.checkpoint.keep_last:
             self._saver = Saver.of_session(session, log.info, self._chaos.phase, self._logger.check, self._saver)
-        self._logger.network(self._first, session.weights, mixing_matrix_of(session.network), node.members)
+        self._logger.network(
+            self._first, session.weights, mixing_matrix_of(session.network), node.members, session.graph
+        )
         ending.stopped_at = loop(session, self, self._first)
         ending.early = self._early.reason
         ending.has_begun = True

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 import torch
 
 from dgt.errors import AlarmError
+from dgt.network.schedules import Schedule
 from dgt.network.theory import largest_step
 
 if TYPE_CHECKING:
     from dgt.config import Config
+    from dgt.network.schedules import Topology
     from dgt.network.weights import Weights
     from dgt.training.evaluation import Evaluation
     from dgt.training.session import Session
@@ -32,7 +33,7 @@ class Health:
     """Raises `AlarmError` with the likely cause."""
 
     def __init__(
-        self, config: Config, graph: nx.Graph, weights: Weights, smoothness: float | None, dtype: torch.dtype
+        self, config: Config, graph: Topology, weights: Weights, smoothness: float | None, dtype: torch.dtype
     ) -> None:
         self._config, self._graph, self._weights = config, graph, weights
         self._smoothness, self._eps = smoothness, torch.finfo(dtype).eps
@@ -74,11 +75,11 @@ class Health:
         words = f"lr={config.lr:g} is too large for this problem"
         if smoothness is None:
             return f"{words}; theory asks for at most 1/beta, beta the largest curvature of the loss"
+        below = f"{words}; theory: below 1/beta = {1 / smoothness:.3g} to descend at all (beta = {smoothness:.4g})"
+        if isinstance(self._graph, Schedule):
+            return f"{below}; on a schedule about a third of what is stable on one graph"
         most = largest_step(self._graph, self._weights, config.strategy.name, config.laziness, smoothness)
-        return (
-            f"{words}; theory: below 1/beta = {1 / smoothness:.3g} to descend at all (beta = {smoothness:.4g}), "
-            f"at most {most:.2g} for the guarantee on this network"
-        )
+        return f"{below}, at most {most:.2g} for the guarantee on this network"
 
     def _consensus(self, iteration: int, consensus: np.ndarray, norm: np.ndarray) -> None:
         if self._first_consensus is None:

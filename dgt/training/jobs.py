@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import networkx as nx
-
 from dgt.config import Config
+from dgt.network.schedules import Topology
 from dgt.network.weights import Weights
 from dgt.processes.agreement import broadcast_text, together
 from dgt.processes.node import Node
@@ -36,7 +35,7 @@ class TrainJob:
 
     config: Config
     weights: Weights
-    drawn: nx.Graph
+    drawn: Topology
     show: str = "text"
     command: str = ""
 

@@ -17,7 +17,10 @@ from dgt.processes.node import Node
 
 
 def mixing_matrix_of(network: Network) -> scipy.sparse.csr_array | None:
-    """W as the ranks really have it, row by row, on rank 0; None elsewhere. All ranks call it."""
+    """W as the ranks really have it, row by row, on rank 0; None elsewhere. All ranks call it.
+
+    On a schedule the mean of its exchanges.
+    """
     row = torch.zeros(network.node.size, dtype=torch.float64)
     row[network.node.rank] = network.row.own
     row[list(network.row.neighbours)] = torch.tensor(list(network.row.neighbours.values()), dtype=torch.float64)

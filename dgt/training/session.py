@@ -17,6 +17,7 @@ from dgt.exchange.buffers import MixedBuffers
 from dgt.exchange.network import Network, network_facts
 from dgt.network import mixing
 from dgt.network.members import among
+from dgt.network.schedules import Schedule, Topology, union_of
 from dgt.network.weights import Weights
 from dgt.problems import Problem
 from dgt.processes.node import Node
@@ -33,7 +34,7 @@ MAY_DIFFER = ("iterations", "transport", "overlap", "placement", "stop")  # on r
 class Session:
     """Made by `trainer.train`, by all ranks together.
 
-    weights, graph  of the whole network, nodes that are lost included
+    weights, graph  of the whole network (the graph may be a schedule), nodes that are lost included
     network         this node's connections to those who are there
     seeds           trained side by side in the problem's model
     """
@@ -42,7 +43,7 @@ class Session:
         self,
         config: Config,
         weights: Weights,
-        graph: nx.Graph,
+        graph: Topology,
         network: Network,
         problem: Problem,
         optimizer: DecentralizedOptimizer,
@@ -99,9 +100,9 @@ class Session:
         words = _loss_in_words(before, self.node.members, iteration)
         graph, weights = among(*self.whole, self.node.members)
         # before connecting: a rank still connecting when the others exit would take them for lost, and train alone
-        if not nx.is_connected(graph):
+        if not nx.is_connected(union_of(graph)):
             names = self.node.members
-            pieces = [sorted(names[rank] for rank in piece) for piece in nx.connected_components(graph)]
+            pieces = [sorted(names[rank] for rank in piece) for piece in nx.connected_components(union_of(graph))]
             raise TrainingError(f"{words}, and the network falls apart: {' and '.join(map(str, pieces))}")
         self.node.reconnect()
         row = row_of_members(self.config, self.node, self.whole[1], self.whole[0])
@@ -127,7 +128,9 @@ class Session:
     def facts(self) -> dict[str, str]:
         """What must be the same in a run that continues this one."""
         facts = {name: text for name, text in run_facts(self.config, self.seeds).items() if name not in MAY_DIFFER}
-        graph, weights = mixing.checked(*self.whole, self.whole[1].size)
+        graph = self.whole[0]
+        union, weights = mixing.checked(union_of(graph), self.whole[1], self.whole[1].size)
+        graph = graph if isinstance(graph, Schedule) else union
         return {
             "world": f"{weights.size} nodes",
             **network_facts(graph, weights, self.config.strategy.name, self.config.laziness),

@@ -10,12 +10,14 @@ import networkx as nx
 import torch
 
 from dgt import problems
+from dgt.algorithms.machinery.optimizer import check_schedule
 from dgt.config import Config
 from dgt.errors import ConfigError
 from dgt.exchange.network import Network
-from dgt.network import graphs, hosts, mixing, topologies, weights
+from dgt.network import graphs, hosts, mixing, schedules, topologies, weights
 from dgt.network.members import among, row_among
 from dgt.network.mixing import MixingRow, edge_array
+from dgt.network.schedules import Schedule, Topology, union_of
 from dgt.network.weights import Weights
 from dgt.problems import Problem
 from dgt.processes.agreement import together
@@ -29,8 +31,8 @@ DEFAULT_NODES = 16
 log = logging.getLogger(__name__)
 
 
-def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) -> tuple[Weights, nx.Graph]:
-    """Weights and graph of a run; raises when the launcher started another number of ranks.
+def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) -> tuple[Weights, Topology]:
+    """Weights and graph (or schedule) of a run; raises when the launcher started another number of ranks.
 
     Fewer may be right where a run that has lost nodes is resumed, which `returning.settle_members` finds out.
 
@@ -46,16 +48,19 @@ def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) 
     if launched is not None and launched != nodes and not may_be_left:
         raise ConfigError(f"world size {launched}: this network has {nodes} nodes; start {nodes} ranks, one per node")
     topology = topologies.as_drawn(config.topology) if as_drawn else config.topology
-    return node_weights, graphs.from_config(topology, node_weights)
+    graph = schedules.from_config(topology, node_weights)
+    if isinstance(graph, Schedule):
+        check_schedule(config.algorithm.kind, graph.rounds, {"wire": config.wire, "bucket_mb": config.bucket_mb})
+    return node_weights, graph
 
 
-def final_graph(config: Config, node: Node, weights: Weights, drawn: nx.Graph) -> nx.Graph:
+def final_graph(config: Config, node: Node, weights: Weights, drawn: Topology) -> Topology:
     """The graph of a run, on every rank; `topology.optimize` is done by rank 0 alone, which sends the edges.
 
     64 ranks on two cores would spend a minute on what takes one of them a second; and they need not trust their
     processors to round alike. All ranks call it.
     """
-    if not topologies.is_slow(config.topology):
+    if isinstance(drawn, Schedule) or not topologies.is_slow(config.topology):
         return drawn
     edges = torch.zeros(drawn.number_of_edges(), 2, dtype=torch.int64)
     if node.is_main:
@@ -65,14 +70,14 @@ def final_graph(config: Config, node: Node, weights: Weights, drawn: nx.Graph) -
     return graph
 
 
-def place_ranks(config: Config, node: Node, weights: Weights, graph: nx.Graph) -> None:
+def place_ranks(config: Config, node: Node, weights: Weights, graph: Topology) -> None:
     """placement=graph: renumber the ranks so that few edges run between hosts; rank 0 stays what it is.
 
     All ranks call it.
     """
     if config.placement != "graph":
         return
-    here, _ = among(graph, weights, node.members)
+    here, _ = among(union_of(graph), weights, node.members)
     host_of_rank = node.all_gather(torch.tensor(host_number())).tolist()
     node_of_rank = torch.zeros(node.size, dtype=torch.int64)
     if node.is_main:
@@ -87,7 +92,7 @@ def place_ranks(config: Config, node: Node, weights: Weights, graph: nx.Graph) -
         choose_device_and_backend(node, node.backend, node.device.type)
 
 
-def connect(config: Config, node: Node, weights: Weights, graph: nx.Graph) -> Network:
+def connect(config: Config, node: Node, weights: Weights, graph: Topology) -> Network:
     """This node's connections and mixing row, from what its neighbours tell; among those who are there, if not all are.
 
     All ranks call it.
@@ -99,8 +104,10 @@ def connect(config: Config, node: Node, weights: Weights, graph: nx.Graph) -> Ne
     return Network(node, left, weights_left, *settings, row_of_members(config, node, weights, graph))
 
 
-def row_of_members(config: Config, node: Node, weights: Weights, graph: nx.Graph) -> MixingRow:
-    """This node's mixing row where some nodes of the network are lost."""
+def row_of_members(config: Config, node: Node, weights: Weights, graph: Topology) -> MixingRow | None:
+    """This node's mixing row where some nodes of the network are lost; None on a schedule, which is another then."""
+    if isinstance(graph, Schedule):
+        return None
     whole = mixing.checked(graph, weights, weights.size)
     return row_among(*whole, config.strategy.name, config.laziness, node.members, node.name)
 

@@ -20,12 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import networkx as nx
 import torch
 
 from dgt import algorithms, problems
 from dgt.config import AUTO, Config
 from dgt.errors import ConfigError, TrainingError
+from dgt.network.schedules import Topology
 from dgt.network.weights import Weights
 from dgt.processes.agreement import agree, broadcast_text
 from dgt.processes.node import Node
@@ -70,7 +70,7 @@ class Found:
     trials: list[Trial]
 
 
-def with_lr(config: Config, node: Node, weights: Weights, drawn: nx.Graph, say: Callable[[str], None]) -> Config:
+def with_lr(config: Config, node: Node, weights: Weights, drawn: Topology, say: Callable[[str], None]) -> Config:
     """The config with the lr that trials suggest, where it says lr=auto; a run that goes on keeps the lr it had.
 
     All ranks call it.
@@ -92,7 +92,7 @@ def with_lr(config: Config, node: Node, weights: Weights, drawn: nx.Graph, say: 
     return dataclasses.replace(config, lr=found.lr)
 
 
-def find(config: Config, node: Node, weights: Weights, drawn: nx.Graph) -> Found:
+def find(config: Config, node: Node, weights: Weights, drawn: Topology) -> Found:
     """Trials around what is usual, until it is known which lr is best; all ranks call it, and get the same."""
     agree(node, run_facts(config, [config.seed]))
     if config.iterations < 1:
@@ -187,7 +187,7 @@ class Search:
 class Rehearsal:
     """The run in question, whose first steps each loss makes anew. All ranks make it, and call it alike."""
 
-    def __init__(self, config: Config, node: Node, weights: Weights, drawn: nx.Graph) -> None:
+    def __init__(self, config: Config, node: Node, weights: Weights, drawn: Topology) -> None:
         usual = dataclasses.replace(config, lr=config.usual_lr)
         graph = final_graph(usual, node, weights, drawn)
         network = connect(usual, node, weights, graph)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import networkx as nx
-
 from dgt import algorithms
 from dgt.config import Config
+from dgt.network.schedules import Topology
 from dgt.network.weights import Weights
 from dgt.processes.agreement import agree
 from dgt.processes.node import Node
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Config, node: Node, weights: Weights, drawn: nx.Graph, guard: Guard, seeds: Sequence[int] | None = None
+    config: Config, node: Node, weights: Weights, drawn: Topology, guard: Guard, seeds: Sequence[int] | None = None
 ) -> Stopped | None:
     """Train this node; `guard` is told what the network achieved, and decides when to stop.
 

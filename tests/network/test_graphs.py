@@ -6,14 +6,15 @@ from hypothesis import strategies as st
 
 from dgt.config import TOPOLOGIES, TopologyConfig
 from dgt.errors import ConfigError
-from dgt.network import graphs
+from dgt.network import graphs, schedules
 
 BUILT = [name for name in TOPOLOGIES if name != "file"]
 
 
 def build(name: str, n: int, seed: int = 0) -> nx.Graph:
     radius = 0.3 if n > 20 else 0.8
-    return graphs.from_config(TopologyConfig(name=name, seed=seed, radius=radius), np.ones(n))
+    config = TopologyConfig(name=name, seed=seed, radius=radius)
+    return schedules.union_of(schedules.from_config(config, np.ones(n)))
 
 
 @pytest.mark.parametrize("name", BUILT)

@@ -22,6 +22,7 @@ import torch
 from dgt.algorithms.machinery.descent import with_momentum
 from dgt.exchange.codecs import codec
 from dgt.exchange.flat import Piece
+from dgt.exchange.scheduled_stream import ScheduledStream
 from dgt.exchange.streams import PIECE, CompressedStream, Stream
 from dgt.exchange.transport import Outbox
 
@@ -111,6 +112,8 @@ class StreamBucket:
     def start(self, iteration: int) -> None:
         self.receive_all()
         self._iteration = iteration
+        for stream in self._streams:
+            stream.claim(iteration)
         self._compute_messages()
         self._post(0)
         if self._optimizer.returns_before_received:  # a user may change parameters and a scheduler lr meanwhile
@@ -230,6 +233,8 @@ def _stream(optimizer: NeighbourOptimizer, message: Message, part: slice, wire: 
     # where there is no room for an inbox per neighbour, one is enough for a message that nobody waits for
     network, transport, inboxes = optimizer.network, optimizer.transport, 2 if message.needed_at_once else 1
     like = optimizer.flat.values[part]
+    if network.schedule is not None:
+        return ScheduledStream(network, transport, message.kind, like, inboxes, optimizer.local_steps)
     if wire == "full":
         return Stream(network, transport, message.kind, like, inboxes)
     narrow = codec(wire, like, message.kind, network.node.rank, part.start)

@@ -75,7 +75,9 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         super().__init__(
             parameters, lr, network, weight_decay, overlap, wire, local_steps, bucket_mb, model, **settings
         )
-        self.overlap, self.local_steps = overlap, local_steps
+        # of several rounds the later ones would wait for ranks that are elsewhere by then
+        self.overlap = overlap and (network.schedule is None or network.schedule.rounds == 1)
+        self.local_steps = local_steps
         self.choose_vectors()
         if self.has_momentum:
             self.state_vectors = {**self.state_vectors, "u": "momentum"}
@@ -198,6 +200,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         small = len(self.messages) * theta.nbytes <= ONE_MESSAGE_BYTES
         plain = theta.device.type == "cpu" and theta.dtype in (torch.float32, torch.float64)
         fits = small and plain and not self.flat.has_masters and wire == "full" and not bucket_mb
+        fits = fits and self.network.schedule is None
         if fits and self.has_array_update and self.base is None:
             return [SmallBucket(self)]
         parts = self.flat.buckets(int(bucket_mb * 2**20)) if bucket_mb else [slice(0, theta.numel())]
@@ -222,6 +225,11 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             bucket.receive_parameters()
         if not self.overlap:
             self.drain()
+
+    @property
+    def own_share(self) -> float:
+        """W_ii of the exchange whose messages are made: what this node gives itself."""
+        return self.network.own_share(self.iteration // self.local_steps)
 
     @property
     def exchanges(self) -> bool:

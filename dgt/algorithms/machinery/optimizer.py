@@ -49,6 +49,25 @@ def check_traffic(algorithm: type[DecentralizedOptimizer], given: dict[str, Any]
             raise ConfigError(f"{key}={given[key]}: not with {algorithm.__name__}; leave it out")
 
 
+def check_schedule(algorithm: type[DecentralizedOptimizer], rounds: int, given: dict[str, Any]) -> None:
+    """Raise `ConfigError` for what needs the same neighbours at every exchange, on a schedule of so many rounds."""
+    if algorithm.needs_static_graph:
+        raise ConfigError(
+            f"{algorithm.__name__}: needs the same neighbours at every exchange, and on a schedule they change; take a "
+            "graph (ring, tailored), or GradientTracking on the schedule"
+        )
+    if given["wire"] != "full":
+        raise ConfigError(
+            f"wire={given['wire']}: not on a schedule, whose partners change: a narrow wire sends changes of what the "
+            "same neighbour has heard before; leave it at full"
+        )
+    if given["bucket_mb"] and rounds > 1:
+        raise ConfigError(
+            f"bucket_mb={given['bucket_mb']:g}: not with {rounds} rounds per step, of which each needs the one before; "
+            "leave it at 0"
+        )
+
+
 class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     """One step is: read the gradients, exchange with other nodes, write the new parameters.
 
@@ -67,6 +86,8 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     parameter groups, and `algorithm.NAME=` in configs; the constructor's values are in `self.settings`."""
     supports: ClassVar[frozenset[str]] = frozenset()
     """Which of wire, local_steps and bucket_mb may be given; without, they keep their defaults."""
+    needs_static_graph: ClassVar[bool] = False
+    """Whether neighbours must be the same at every exchange, so that the algorithm is refused on a schedule."""
     twin: ClassVar[Callable[..., Any] | None] = None
     """The same algorithm on stacked arrays, for `dgt simulate`; one of this package is found in `dgt/reference/`."""
 
@@ -97,6 +118,8 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         """overlap, wire, local_steps, bucket_mb and model are explained in `NeighbourOptimizer`, which uses them."""
         traffic = {"wire": wire, "local_steps": local_steps, "bucket_mb": bucket_mb}
         check_traffic(type(self), traffic)
+        if network.schedule is not None:
+            check_schedule(type(self), network.schedule.rounds, traffic)
         self.settings = self.Settings(**settings)
         super().__init__(parameters, self._group_defaults(lr, weight_decay))
         self._check_groups()

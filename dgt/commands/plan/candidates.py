@@ -20,6 +20,7 @@ from dgt.errors import ConfigError
 from dgt.network import plan as planner
 from dgt.network import rounding, spectral, theory
 from dgt.network.plan import Prediction, Quadratic, System
+from dgt.network.schedules import Schedule
 from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings, smoothness
 from dgt.processes import environment
@@ -187,6 +188,8 @@ def affordable(
 def _fitted(config: Config, most: float) -> tuple[Config, nx.Graph]:
     """A config's graph; a tailored one whose average degree is free has as many edges as the budget allows."""
     weights, graph = network_of(config, Placement("alone"), as_drawn=True)  # swaps keep degrees
+    if isinstance(graph, Schedule):
+        raise ConfigError(f"topology={config.topology.name}: dgt plan predicts graphs that stay the same; leave it out")
     if config.topology.name != "tailored":
         return config, graph
     free = config.topology.avg_degree is None

@@ -6,13 +6,12 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 
-import networkx as nx
-
 from dgt import problems
 from dgt.commands.plan.candidates import Plan
 from dgt.config import Config
 from dgt.launching.launch import JoinOptions, start_ranks
 from dgt.launching.run import checked
+from dgt.network.schedules import Topology
 from dgt.network.weights import Weights
 from dgt.processes import environment
 from dgt.processes.node import Node
@@ -32,7 +31,7 @@ class FindJob:
 
     config: Config
     weights: Weights
-    drawn: nx.Graph
+    drawn: Topology
 
     def run(self, node: Node) -> Found:
         return step_size.find(self.config, node, self.weights, self.drawn)

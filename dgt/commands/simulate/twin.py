@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import torch
 
@@ -22,7 +21,9 @@ from dgt.config import CheckpointConfig, Config, TopologyConfig
 from dgt.errors import ConfigError
 from dgt.network import rounding
 from dgt.network import weights as node_weights
+from dgt.network.changing import mean_matrix
 from dgt.network.mixing import mixing_matrix, strategy
+from dgt.network.schedules import Schedule, Topology, union_of
 from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, smoothness, summarise
 from dgt.processes.placement import Placement
@@ -121,7 +122,7 @@ def evaluated_at(iteration: int, config: Config) -> bool:
 
 
 def evaluations(
-    config: Config, weights: Weights, graph: nx.Graph, seeds: Sequence[int], clock: Clock | None = None
+    config: Config, weights: Weights, graph: Topology, seeds: Sequence[int], clock: Clock | None = None
 ) -> Iterator[tuple[int, Evaluation]]:
     """(iteration, what rank 0 would know) wherever a real run is evaluated."""
     clock = clock or Clock()
@@ -152,20 +153,24 @@ class Traffic:
     """Bytes that all ranks together would have sent, as their transports count them."""
 
     handshake: int
-    exchange: int
+    exchanges: list[int]
+    """Of every exchange until they repeat; on a graph all are alike."""
     every: int
     """Steps from one exchange to the next."""
 
     def after(self, iterations: int) -> int:
-        return self.handshake + self.exchange * (iterations // self.every)
+        number, period = iterations // self.every, len(self.exchanges)
+        return self.handshake + number // period * sum(self.exchanges) + sum(self.exchanges[: number % period])
 
 
-def traffic(config: Config, graph: nx.Graph, copies: int = 1) -> Traffic:
+def traffic(config: Config, graph: Topology, copies: int = 1) -> Traffic:
     """Bytes of the handshake and of every exchange: the algorithm's class says how many vectors that is."""
-    nodes, edges = graph.number_of_nodes(), graph.number_of_edges()
+    union = union_of(graph)
+    nodes, edges = union.number_of_nodes(), union.number_of_edges()
     numbers = copies * config.problem.dimension
     width = rounding.bytes_per_number(config.wire, numbers, NUMBER_BYTES)
-    sent = config.algorithm.kind.bytes_per_exchange(nodes, edges, numbers, NUMBER_BYTES, width)
+    used = graph.edges_per_step() if isinstance(graph, Schedule) else [edges]
+    sent = [config.algorithm.kind.bytes_per_exchange(nodes, each, numbers, NUMBER_BYTES, width) for each in used]
     return Traffic(2 * edges * HANDSHAKE_BYTES, sent, config.local_steps)
 
 
@@ -189,6 +194,11 @@ def simulate(
     if nodes_of(config) >= MANY_NODES:
         log.info("drawing %s on %d nodes", config.topology.name, nodes_of(config))
     weights, graph = network_of(config, Placement("alone"))
+    if isinstance(graph, Schedule) and config.algorithm.kind.twin is not None:
+        raise ConfigError(
+            f"algorithm={config.algorithm.name}: its own twin takes one W, and topology={config.topology.name} has one "
+            "for every exchange; use dgt train"
+        )
     run_dir = claim_run_dir(config, swept)
     with held(Path(run_dir), log.info) as lock:
         refuse_results(Path(run_dir))  # another process may have used the directory before the lock was taken
@@ -196,14 +206,15 @@ def simulate(
 
 
 def _written(
-    config: Config, weights: Weights, graph: nx.Graph, lock: RunLock, show: str, command: str
+    config: Config, weights: Weights, graph: Topology, lock: RunLock, show: str, command: str
 ) -> dict[str, Any]:
     health = Health(config, graph, weights, smoothness(config.problem.settings), torch.float64)
     logger = RunLogger(config, int(weights.size), speaks=True, command=command, simulated=True, lock=lock)
     logger.start(first=0)
     logger.environment({**versions(), "ranks": "none: dgt simulate is one process"})
     mixing_weights = strategy(config.strategy.name, weights).mixing_weights
-    logger.network(0, weights, mixing_matrix(graph, mixing_weights, config.laziness))
+    W = (mean_matrix if isinstance(graph, Schedule) else mixing_matrix)(graph, mixing_weights, config.laziness)
+    logger.network(0, weights, W, graph=graph)
     clock, early = Clock(), EarlyStop(config)
     try:
         for iteration, measured in evaluations(config, weights, graph, [config.seed], clock):

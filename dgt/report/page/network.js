@@ -50,9 +50,16 @@ function drawNetwork(data, state, choose) {
   byId("graph").replaceChildren(network.places ? graph(view) : cloud(view));
   drawScale(domain, metric);
   byId("graph-words").textContent = network.places
-    ? `${network.size} nodes, ${network.edges.length} edges. A node's area is its weight lambda. Click a node for its mixing row.`
+    ? `${network.size} nodes, ${network.edges.length} edges${ofSchedule(network)}. A node's area is its weight lambda. Click a node for its mixing row.`
     : `${network.size.toLocaleString("en")} nodes are too many to draw; each dot is a node${network.names.length < network.size ? " of a sample" : ""}.`;
   drawRow(view);
+}
+
+// Where partners change, the edges are those of all exchanges, and rows of W their mean.
+function ofSchedule({ schedule }) {
+  if (!schedule) return "";
+  const who = schedule.one_peer ? "each node has one partner at a time" : "a graph at a time";
+  return `, all that a schedule of ${schedule.exchanges} exchanges uses in turn: ${who}, and mixing rows are the mean`;
 }
 
 function graph({ network, values, colours, metric, state, choose }) {
