@@ -24,7 +24,7 @@ from dgt.exchange.codecs import Codec
 from dgt.exchange.network import Network
 from dgt.exchange.transport import Pending, Transport
 
-PIECE = 1 << 19  # numbers worked on at a time, so that a result is still in the cache when it is read
+LONG_PIECE = 1 << 19  # numbers worked on at a time, so that a result is still in the cache when it is read
 
 
 class Stream:
@@ -193,5 +193,5 @@ def pieces_of(vector: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
 
 def _in_pieces(*vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Piece by piece on a CPU, so that a result stays in the cache while all neighbours are added to it."""
-    length = PIECE if vectors[0].device.type == "cpu" else max(vectors[0].numel(), 1)
+    length = LONG_PIECE if vectors[0].device.type == "cpu" else max(vectors[0].numel(), 1)
     return zip(*(vector.split(length) for vector in vectors), strict=True)

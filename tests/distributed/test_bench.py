@@ -146,9 +146,12 @@ def test_links_without_root_are_one_line(monkeypatch: pytest.MonkeyPatch, dgt_he
 @pytest.mark.heavy
 @needs_namespaces
 @pytest.mark.parametrize(("layout", "delay"), [("2x2", 2), ("3x1", 0)])
-def test_hosts_on_slow_links(layout: str, delay: int, tmp_path: Path, dgt_here: Callable[..., Said]) -> None:
-    """The emulated links carry what they should, and leave no process and no namespace behind."""
-    before = namespaces()
+def test_hosts_on_slow_links(
+    layout: str, delay: int, dgt_here: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulated links carry what they should, and leave no process, and so no namespace, behind."""
+    mark = f"DGT_TEST_LINKS_{os.getpid()}_{layout}"
+    monkeypatch.setenv(mark, "1")
     words = ["rate=100mbit", f"layout={layout}", f"delay={delay}", "size=50000", "rounds=1", "steps=2", "local_steps=2"]
     done = dgt_here("bench", "preset=links", *words, "--json")
     assert done.code == 0, done.stderr
@@ -157,15 +160,16 @@ def test_hosts_on_slow_links(layout: str, delay: int, tmp_path: Path, dgt_here: 
     # z and y of 0.2 MB leave each host on two edges at 12.5 MB/s; tbf lets a burst of 0.13 MB pass
     assert rows["messages"]["wall_ms"] > 0.8 * 0.8 / 12.5 * 1000 + 2 * delay
     assert rows["ddp"]["wall_ms"] > 2 * delay
-    assert namespaces() <= before
+    assert not processes_with(mark)
 
 
-def namespaces() -> set[str]:
-    """Of the network, of all processes that there are."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
+def processes_with(variable: str) -> list[int]:
+    """Those, but this one, that were started with this variable in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            found.add(os.readlink(link))
+            if variable.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
     return found
 
 

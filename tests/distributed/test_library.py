@@ -66,7 +66,7 @@ class Loop:
     reload: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     algorithm: type[DecentralizedOptimizer] = dgt.GradientTracking
-    piece: int = streams.PIECE
+    piece: int = 0
 
     def build(self, node: int) -> tuple[Net, torch.Tensor, torch.Tensor]:
         torch.manual_seed(node)  # every node starts elsewhere
@@ -95,8 +95,8 @@ class Loop:
 
     def run(self, node: Node) -> list[list[float] | None]:
         with contextlib.ExitStack() as patches:  # large models are worked on piece by piece
-            for module in (streams, bucket, base):
-                patches.enter_context(mock.patch.object(module, "PIECE", self.piece))
+            for module, name in ((streams, "LONG_PIECE"), (base, "LONG_PIECE"), (bucket, "PIECE")):
+                patches.enter_context(mock.patch.object(module, name, self.piece or getattr(module, name)))
             return self.trained(node)
 
     def trained(self, node: Node) -> list[list[float] | None]:

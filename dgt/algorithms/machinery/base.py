@@ -22,7 +22,7 @@ import torch
 from dgt.config.checks import check_choice
 from dgt.config.registry import resolve
 from dgt.errors import ConfigError
-from dgt.exchange.streams import PIECE
+from dgt.exchange.streams import LONG_PIECE
 
 PREFIX = "base_"  # of its state in checkpoints
 STEPS = f"{PREFIX}steps"
@@ -56,7 +56,7 @@ class Base:
         """Make the optimizers for these parts of the flat parameters, whose groups are at `slices`."""
         self._counts_on_device = bool(self._options.get("capturable"))
         fused = {} if {"fused", "foreach"} & self._options.keys() or not self._takes_fused(values) else {"fused": True}
-        length = PIECE if values.device.type == "cpu" else values.numel()
+        length = LONG_PIECE if values.device.type == "cpu" else values.numel()
         for part in sorted(parts, key=lambda each: each.start):
             for first in range(part.start, part.stop, length):
                 for number, whole in enumerate(slices):

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from dgt.algorithms.machinery.descent import with_momentum
-from dgt.exchange.codecs import codec
+from dgt.exchange.codecs import PIECE, codec
 from dgt.exchange.flat import Piece
 from dgt.exchange.scheduled_stream import ScheduledStream
-from dgt.exchange.streams import PIECE, CompressedStream, Stream
+from dgt.exchange.streams import CompressedStream, Stream
 from dgt.exchange.transport import Outbox
 
 if TYPE_CHECKING:
