@@ -99,8 +99,8 @@ class Delayed(TrainAll):
 def test_no_message_is_overwritten_before_it_is_read(transport: str) -> None:
     """With partners that change, a rank may write its next message but one while the reader of this one is late.
 
-    Without `ScheduledOutbox.claim` it does: ranks find messages of other numbers, or other values. Evaluations are rare,
-    because all ranks wait for each other there.
+    Without `ScheduledOutbox.claim` it does: ranks find messages of other numbers, or other values. Evaluations are
+    rare, because all ranks wait for each other there.
     """
     wide = ProblemConfig(dimension=3000) if transport == "auto" else WIDE
     config = config_for("ring", 6, "", problem=wide, iterations=90, eval_every=45, transport=transport)
