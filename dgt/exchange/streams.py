@@ -3,6 +3,7 @@
     m = stream.buffer                    # write this step's vector here
     stream.post(step)                    # on its way; returns at once
     stream.mix(out)                      # out = W_ii m_i + sum_j W_ij m_j, as the neighbours' vectors arrive
+    stream.mix_and_keep(out, c, scales)  # the same, and c += scale (m - W m)
 
 `CompressedStream` sends fewer bits. It sends the rounded change q = Q(m - e) of an estimate e of m that all neighbours
 keep up with (e' = e + q), and mixes
@@ -11,11 +12,14 @@ keep up with (e' = e + q), and mixes
 
 What rounding left out of q is part of the next change (error feedback), so nothing is lost for good, and the
 error goes to zero with the changes. Whatever Q does, sum_i pi_i out_i = sum_i pi_i m_i holds exactly: pi W = pi.
+
+Estimates are sums of all changes since the start. An error of such a sum stays, and trackers add it up once more at
+every step, so these sums are float64, whatever the model is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -23,6 +27,7 @@ from dgt.exchange.network import Network
 from dgt.exchange.transport import Pending, Transport
 
 PIECE = 1 << 17  # numbers worked on at a time, so that they stay in the cache
+Move = tuple[int, slice, torch.Tensor]  # number of a stretch, a piece of it, and sum_j W_ij (m_j - m_i) there
 
 
 class Stream:
@@ -33,6 +38,7 @@ class Stream:
         self.outbox = transport.outbox(kind, like, inboxes)
         self._message = self.outbox.buffer
         self._pending: Pending | None = None
+        self._room: list[torch.Tensor] = []  # for the pieces of `_moves`
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -75,6 +81,58 @@ class Stream:
                     result.add_(theirs, alpha=scale * self.row.neighbours[peer])
         self._finish()
 
+    def mix_and_keep(self, out: torch.Tensor, kept: torch.Tensor, scales: Sequence[tuple[slice, float]]) -> None:
+        """out = W m, and kept += scale (m - W m) on every stretch that has a scale, all stretches together being out.
+
+        W m - m is added up from differences m_j - m_i: what is kept for good has their rounding errors, not m's.
+        """
+        first = True
+        for moved in self._moves([part for part, _ in scales]):
+            for number, part, change in moved:
+                torch.add(self._own[part] if first else out[part], change, out=out[part])
+                kept[part].add_(change, alpha=-scales[number][1])
+            first = False
+        if first:
+            out.copy_(self._own)  # a network of one node
+
+    def difference(self, out: torch.Tensor) -> None:
+        """out = m - W m, added up from differences."""
+        out.zero_()
+        for moved in self._moves([slice(0, out.numel())]):
+            for _, part, change in moved:
+                out[part].sub_(change)
+
+    @property
+    def _own(self) -> torch.Tensor:
+        """m, as it is here."""
+        return self._message
+
+    def _moves(self, parts: Sequence[slice]) -> Iterator[Iterator[Move]]:
+        """sum_j W_ij (m_j - m_i) over those neighbours whose vectors have come in together, piece by piece."""
+        assert self._pending is not None
+        own, room = self._own, self._rooms(2)
+
+        def moves(run: list[tuple[torch.Tensor, float]]) -> Iterator[Move]:
+            for number, piece in _cut(parts, own):
+                change, one = (each[: piece.stop - piece.start] for each in room)
+                for place, (theirs, share) in enumerate(run):
+                    if place:
+                        change.add_(torch.sub(theirs[piece], own[piece], out=one), alpha=share)
+                    else:
+                        torch.sub(theirs[piece], own[piece], out=change).mul_(share)
+                yield number, piece, change
+
+        for run in self._pending.in_order():
+            yield moves([(theirs.to(own.device), self.row.neighbours[peer]) for peer, theirs in run])
+        self._finish()
+
+    def _rooms(self, count: int) -> list[torch.Tensor]:
+        """Vectors of the length of a piece, made when they are first asked for."""
+        own = self._own
+        while len(self._room) < count:
+            self._room.append(torch.empty_like(own[:PIECE] if own.device.type == "cpu" else own))
+        return self._room
+
     def state(self) -> dict[str, torch.Tensor]:
         """What the next step needs besides the vector itself."""
         return {}
@@ -99,8 +157,8 @@ class CompressedStream(Stream):
     ) -> None:
         super().__init__(network, transport, kind, torch.empty_like(like, dtype=wire), inboxes)
         self._vector = torch.zeros_like(like)  # m
-        self._estimate = torch.zeros_like(like)  # e_i
-        self._mixed_estimate = torch.zeros_like(like)  # sum_j W_ij e_j, this node included
+        self._estimate = torch.zeros_like(like, dtype=torch.float64)  # e_i
+        self._mixed_estimate = torch.zeros_like(self._estimate)  # sum_j W_ij e_j, this node included
         self._largest = torch.finfo(wire).max
         self._scratch = torch.empty_like(like[:PIECE] if like.device.type == "cpu" else like)
 
@@ -125,7 +183,20 @@ class CompressedStream(Stream):
         self._take_changes()
         for result, mixed, estimate, vector in _in_pieces(out, self._mixed_estimate, self._estimate, self._vector):
             result.add_(vector, alpha=scale * (1 - self.row.own))
-            result.add_(mixed, alpha=scale).sub_(estimate, alpha=scale)
+            result.add_(torch.sub(mixed, estimate, out=self._scratch[: result.numel()]), alpha=scale)
+
+    @property
+    def _own(self) -> torch.Tensor:
+        return self._vector
+
+    def _moves(self, parts: Sequence[slice]) -> Iterator[Iterator[Move]]:
+        """W e - e, piece by piece, once all changes are there."""
+        self._take_changes()
+        yield (
+            (number, piece, torch.sub(mixed, estimate, out=self._scratch[: mixed.numel()]))
+            for number, piece in _cut(parts, self._vector)
+            for mixed, estimate in [(self._mixed_estimate[piece], self._estimate[piece])]
+        )
 
     def _take_changes(self) -> None:
         """sum_j W_ij e_j += sum_j W_ij q_j, this node included."""
@@ -149,6 +220,14 @@ class CompressedStream(Stream):
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"estimate": self._estimate, "mixed_estimate": self._mixed_estimate}
+
+
+def _cut(parts: Sequence[slice], like: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """(number, piece) of every stretch, short enough for the cache on a CPU."""
+    length = PIECE if like.device.type == "cpu" else max(like.numel(), 1)
+    for number, part in enumerate(parts):
+        for start in range(part.start, part.stop, length):
+            yield number, slice(start, min(start + length, part.stop))
 
 
 def _in_pieces(*vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

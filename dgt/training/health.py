@@ -1,6 +1,7 @@
 """Alarms: what a run must not do silently. Rank 0 looks at the network's metrics at every evaluation.
 
-tracking residual  |sum_i pi_i (y_i - G_i g_i)|: rounding explains about eps sqrt(t) of the size of the trackers
+tracking residual  |sum_i pi_i (y_i - G_i g_i)|, or |sum_i pi_i c_i| with exact diffusion: rounding explains about
+                   eps sqrt(t) of the size of the trackers
 consensus          nodes further apart than the model is large
 loss               an explosion long before it stops being a number
 """
@@ -94,8 +95,8 @@ class Health:
         rounding = self._eps * math.sqrt(iteration + 1) * self._largest_scale
         if (residual > ROUNDINGS * rounding).any():
             raise AlarmError(
-                f"the trackers no longer track at iteration {iteration}: residual {residual.max():.3g}, rounding "
-                f"explains {float(np.max(rounding)):.1g}. A node lost its last gradient or went "
+                f"{self._config.algorithm.kind.invariant} at iteration {iteration}: residual {residual.max():.3g}, "
+                f"rounding explains {float(np.max(rounding)):.1g}. A node lost its last gradient or went "
                 "back to an older state alone; "
                 "start all nodes from one checkpoint, resume=auto"
             )

@@ -227,7 +227,8 @@ class StreamBucket:
 
 def _stream(optimizer: NeighbourOptimizer, message: Message, like: torch.Tensor, wire: torch.dtype | None) -> Stream:
     # one inbox is enough for a message that nobody waits for
-    network, transport, inboxes = optimizer.network, optimizer.transport, 2 if message.needed_at_once else 1
+    waited_for = message.needed_at_once or len(optimizer.messages) == 1
+    network, transport, inboxes = optimizer.network, optimizer.transport, 2 if waited_for else 1
     if wire is None:
         return Stream(network, transport, message.kind, like, inboxes)
     return CompressedStream(network, transport, message.kind, like, inboxes, wire)

@@ -21,7 +21,7 @@ from dgt import problems, reference
 from dgt.config import CheckpointConfig, Config, TopologyConfig
 from dgt.errors import ConfigError
 from dgt.network import weights as node_weights
-from dgt.network.mixing import mixing_matrix, strategy
+from dgt.network.mixing import check_own_weights, mixing_matrix, strategy
 from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, smoothness, summarise
 from dgt.processes.placement import Placement
@@ -188,10 +188,19 @@ def simulate(
     if nodes_of(config) >= MANY_NODES:
         log.info("drawing %s on %d nodes", config.topology.name, nodes_of(config))
     weights, graph = network_of(config, Placement("alone"))
+    _check_rows(config, weights, graph)
     run_dir = claim_run_dir(config, swept)
     with held(Path(run_dir), log.info) as lock:
         refuse_results(Path(run_dir))  # another process may have used the directory before the lock was taken
         return _written(dataclasses.replace(config, run_dir=run_dir), weights, graph, lock, show, command)
+
+
+def _check_rows(config: Config, weights: Weights, graph: nx.Graph) -> None:
+    """Refuse a network whose rows the algorithm cannot take, as its optimizer does on ranks."""
+    kind = config.algorithm.kind
+    if kind.least_own_weight:
+        W = mixing_matrix(graph, strategy(config.strategy.name, weights).mixing_weights, config.laziness)
+        check_own_weights(dict(enumerate(W.diagonal().tolist())), kind.least_own_weight, kind.__name__)
 
 
 def _written(
