@@ -37,6 +37,8 @@ class Health:
     ) -> None:
         self._config, self._graph, self._weights = config, graph, weights
         self._smoothness, self._eps = smoothness, torch.finfo(dtype).eps
+        if config.wire != "full":  # its float64 estimates add up, and trackers add them up once more
+            self._eps = max(self._eps, torch.finfo(torch.float32).eps)
         self._largest_scale: np.ndarray | float = 0.0
         self._first_loss: np.ndarray | None = None
         self._first_consensus: np.ndarray | None = None
