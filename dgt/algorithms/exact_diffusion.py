@@ -1,23 +1,28 @@
 """Exact diffusion: as exact as gradient tracking, with one vector per exchange in place of two.
 
-    h = theta - alpha (G u + c)        theta' = W h        c' = c + (h - W h) / (alpha H)        c_0 = 0
+    h = theta - alpha (G u + c)        theta' = W h        c = s / beta        s' = s + (h - W h) / H        s_0 = 0
 
-u is g, or what momentum makes of it. H local steps are made per exchange, each of them theta -= alpha (G u + c).
-Only h is sent. The correction c is in units of the gradient, so that alpha may change at any time. sum_i pi_i c_i = 0
-holds for ever, since pi W = pi; at a fixed point h = W h, so all nodes are equal, and G g + c = 0 on each of them:
-the weighted gradients sum to zero. Stable if the smallest eigenvalue of W is above -1/3, hence if all W_ii > 1/3.
+u is g, or what momentum makes of it. H local steps are made per exchange, each of them theta -= alpha (G u + c). Only h
+is sent. sum_i pi_i s_i = 0 holds for ever, since pi W = pi; at a fixed point h = W h, so all nodes are equal, and
+G g + c = 0 on each of them: the weighted gradients sum to zero. Stable if the smallest eigenvalue of W is above -1/3,
+hence if all W_ii > 1/3.
 
-    form=extra        theta' = W theta - alpha (G u + c)        c' = c + (theta - W theta) / (2 alpha H)
+beta is the largest alpha so far, and lets alpha change at any time. To take off s itself, as textbooks do, is wrong once
+alpha has fallen. c' = c + (h - W h) / (alpha H) is wrong once it has risen: what was gathered from disagreement while
+alpha was small comes back as many times larger. Here c stays when alpha falls, and s when the largest alpha rises. With
+r = alpha / beta an eigenvalue v of W gives z^2 - (1 + v - r (1 - v)) z + v = 0, stable for v > (r - 2) / (r + 2).
+
+    form=extra        theta' = W theta - alpha (G u + c)        s' = s + (theta - W theta) / (2 H)
 
 Its message theta is known before the gradient: it leaves as soon as the parameters are new and travels during forward
 and backward. D = theta - W theta is kept when it has come in, and used at the next exchange:
 
-    theta' = theta - D - alpha (G u + c)        c' = c + D / (2 alpha H)        D_0 = 0
+    theta' = theta - D - alpha (G u + c)        s' = s + D / (2 H)        D_0 = 0
 
 With H local steps D is that of the parameters after the exchange before, which is as stable as H = 1. Whatever is done
 to the parameters of a node meanwhile counts as done after mixing: D sums to zero under pi, as it did when it left.
 
-Momentum filters u only. To filter G u + c diverges: c closes the loop by which nodes agree, and must not lag.
+Momentum filters g only. To filter G u + c diverges: c closes the loop by which nodes agree, and must not lag.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ class ExactDiffusion(NeighbourOptimizer):
     overlap, wire, local_steps, bucket_mb, model   how vectors travel: see `NeighbourOptimizer`; bucket_mb not with
                                                    form=extra, overlap for that only
 
-    Parameter-sized buffers on a CPU: theta, gradient, c, and h twice where neighbours share memory, else once with two
+    Parameter-sized buffers on a CPU: theta, gradient, s, and h twice where neighbours share memory, else once with two
     inboxes: six at most, whatever the degree. form=extra and momentum need one more each, a narrow wire up to five.
     """
 
@@ -74,7 +79,7 @@ class ExactDiffusion(NeighbourOptimizer):
             Descent.check(self)
 
     messages = (Message("h", "parameters"),)
-    state_vectors = {"c": "correction"}  # noqa: RUF012
+    state_vectors = {"s": "correction"}  # noqa: RUF012
     has_array_update = True
     receives_moves = True
     usual_laziness = 0.35
@@ -93,7 +98,7 @@ class ExactDiffusion(NeighbourOptimizer):
         self.is_extra = self.settings.form == "extra"
         if self.is_extra:
             self.messages = (Message("z", "parameters", needed_at_once=False),)
-            self.state_vectors = {"c": "correction", "D": "difference"}
+            self.state_vectors = {"s": "correction", "D": "difference"}
             self.has_array_update = False
 
     def _make_buckets(self, wire: str, bucket_mb: float) -> list[Bucket]:
@@ -105,57 +110,61 @@ class ExactDiffusion(NeighbourOptimizer):
         return super()._make_buckets(wire, bucket_mb)
 
     def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        """h = theta - alpha (G u + c).  Extra: z = theta' = theta - D - alpha (G u + c),  c += D / (2 alpha H)."""
-        message = at.z if self.is_extra else at.h
-        torch.add(at.c, gradient, alpha=self.network.gradient_scale, out=message)
-        torch.add(at.theta, message, alpha=-float(group["lr"]), out=message)
+        """h = theta - alpha (G u + c).  Extra: z = theta' = theta - D - alpha (G u + c),  s += D / (2 H)."""
+        message, alpha = at.z if self.is_extra else at.h, float(group["lr"])
+        torch.add(at.theta, gradient, alpha=-alpha * self.network.gradient_scale, out=message)
+        message.add_(at.s, alpha=-alpha * self._inverse_beta(group))
         if self.is_extra:
             message.sub_(at.D)
-            at.c.add_(at.D, alpha=self._gain(group) / 2)
+            at.s.add_(at.D, alpha=0.5 / self.local_steps)
             at.theta.copy_(message)
 
     def receive(self, message: str, stream: Stream, at: Views) -> None:
-        """theta = W h,  c += (h - W h) / (alpha H).  Extra: D = theta - W theta."""
+        """theta = W h,  s += (h - W h) / H.  Extra: D = theta - W theta."""
         if self.is_extra:
             stream.difference(at.D)
         else:
-            stream.mix_and_keep(at.theta, at.c, [(part, self._gain(group)) for group, part in self.groups_in(at)])
+            stream.mix_and_keep(at.theta, at.s, 1 / self.local_steps)
 
-    def _gain(self, group: dict[str, Any]) -> float:
-        """1 / (alpha H); 0 where a schedule has alpha = 0, and the step is nothing but mixing."""
-        alpha = float(group["lr"])
-        return 1 / (alpha * self.local_steps) if alpha else 0.0
+    def _inverse_beta(self, group: dict[str, Any]) -> float:
+        """1 / beta, and c = s / beta; 0 where this node does not descend: without g, c alone would lead away.
+
+        beta is an entry of the parameter group, so that it is part of `state_dict`.
+        """
+        beta = group["largest_lr"] = max(group.get("largest_lr", 0.0), float(group["lr"]))
+        return 1 / beta if beta and not self.stays_out else 0.0
 
     def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """theta -= alpha (G u + c)."""
-        descent = torch.add(at.c, gradient, alpha=self.network.gradient_scale, out=at.scratch)
-        at.theta.add_(descent, alpha=-float(group["lr"]))
-        return descent
-
-    def idle_gradient(self, at: Views) -> Any:
-        """-c / G, so that G u + c = 0: c without the gradient that it cancels would lead away."""
-        return at.c / -self.network.gradient_scale
+        alpha = float(group["lr"])
+        at.theta.add_(gradient, alpha=-alpha * self.network.gradient_scale)
+        theta: torch.Tensor = at.theta.add_(at.s, alpha=-alpha * self._inverse_beta(group))
+        return theta
 
     def compute_message_arrays(self, at: Views, gradient: np.ndarray) -> None:
         """h = theta - alpha (G u + c)."""
-        np.multiply(gradient, self.network.gradient_scale, out=at.h)
-        at.h += at.c
-        self.descend_arrays(at.theta, at.h, out=at.h)
+        self._descend_from(at, gradient, out=at.h)
 
     def receive_arrays(self, mixed: Views, at: Views, gradient: np.ndarray) -> None:
-        """theta = h + (W h - h),  c -= (W h - h) / (alpha H)."""
+        """theta = h + (W h - h),  s -= (W h - h) / H."""
         moved = mixed.h
         np.add(at.h, moved, out=at.theta)
-        for group, part in zip(self.param_groups, self.flat.slices, strict=True):
-            moved[part] *= self._gain(group)
-        at.c -= moved
+        if self.local_steps != 1:
+            moved /= self.local_steps
+        at.s -= moved
 
     def local_step_arrays(self, at: Views, gradient: np.ndarray) -> np.ndarray:
         """theta -= alpha (G u + c)."""
-        direction = self.network.gradient_scale * gradient + at.c
-        self.descend_arrays(at.theta, direction, out=direction)
-        at.theta[:] = direction
-        return direction
+        self._descend_from(at, gradient, out=at.h)
+        at.theta[:] = at.h
+        checked: np.ndarray = at.theta
+        return checked
+
+    def _descend_from(self, at: Views, gradient: np.ndarray, out: np.ndarray) -> None:
+        np.multiply(gradient, self.network.gradient_scale, out=out)
+        for group, part in zip(self.param_groups, self.flat.slices, strict=True):
+            out[part] += self._inverse_beta(group) * at.s[part]
+        self.descend_arrays(at.theta, out, out=out)
 
     @property
     def notice_steps(self) -> int:
@@ -165,7 +174,10 @@ class ExactDiffusion(NeighbourOptimizer):
     def tracking_error(self) -> torch.Tensor:
         """pi_i c_i, which sums to zero: W leaves sums under pi as they are."""
         self.drain()
-        return self.vectors["c"] * self.network.average_weight
+        error = self.vectors["s"] * self.network.average_weight
+        for group, part in zip(self.param_groups, self.flat.slices, strict=True):
+            error[part] /= group.get("largest_lr") or 1.0
+        return error
 
 
 ALGORITHM = ExactDiffusion

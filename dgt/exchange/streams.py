@@ -3,7 +3,7 @@
     m = stream.buffer                    # write this step's vector here
     stream.post(step)                    # on its way; returns at once
     stream.mix(out)                      # out = W_ii m_i + sum_j W_ij m_j, as the neighbours' vectors arrive
-    stream.mix_and_keep(out, c, scales)  # the same, and c += scale (m - W m)
+    stream.mix_and_keep(out, s, scale)   # the same, and s += scale (m - W m)
 
 `CompressedStream` sends fewer bits. It sends the rounded change q = Q(m - e) of an estimate e of m that all neighbours
 keep up with (e' = e + q), and mixes
@@ -27,7 +27,7 @@ from dgt.exchange.network import Network
 from dgt.exchange.transport import Pending, Transport
 
 PIECE = 1 << 17  # numbers worked on at a time, so that they stay in the cache
-Move = tuple[int, slice, torch.Tensor]  # number of a stretch, a piece of it, and sum_j W_ij (m_j - m_i) there
+Move = tuple[slice, torch.Tensor]  # a piece, and sum_j W_ij (m_j - m_i) there
 
 
 class Stream:
@@ -81,16 +81,16 @@ class Stream:
                     result.add_(theirs, alpha=scale * self.row.neighbours[peer])
         self._finish()
 
-    def mix_and_keep(self, out: torch.Tensor, kept: torch.Tensor, scales: Sequence[tuple[slice, float]]) -> None:
-        """out = W m, and kept += scale (m - W m) on every stretch that has a scale, all stretches together being out.
+    def mix_and_keep(self, out: torch.Tensor, kept: torch.Tensor, scale: float) -> None:
+        """out = W m, and kept += scale (m - W m).
 
         W m - m is added up from differences m_j - m_i: what is kept for good has their rounding errors, not m's.
         """
         first = True
-        for moved in self._moves([part for part, _ in scales]):
-            for number, part, change in moved:
+        for moves in self._moves():
+            for part, change in moves:
                 torch.add(self._own[part] if first else out[part], change, out=out[part])
-                kept[part].add_(change, alpha=-scales[number][1])
+                kept[part].add_(change, alpha=-scale)
             first = False
         if first:
             out.copy_(self._own)  # a network of one node
@@ -98,8 +98,8 @@ class Stream:
     def difference(self, out: torch.Tensor) -> None:
         """out = m - W m, added up from differences."""
         out.zero_()
-        for moved in self._moves([slice(0, out.numel())]):
-            for _, part, change in moved:
+        for moves in self._moves():
+            for part, change in moves:
                 out[part].sub_(change)
 
     @property
@@ -107,24 +107,23 @@ class Stream:
         """m, as it is here."""
         return self._message
 
-    def _moves(self, parts: Sequence[slice]) -> Iterator[Iterator[Move]]:
+    def _moves(self) -> Iterator[Iterator[Move]]:
         """sum_j W_ij (m_j - m_i) over those neighbours whose vectors have come in together, piece by piece."""
         assert self._pending is not None
-        own, room = self._own, self._rooms(2)
-
-        def moves(run: list[tuple[torch.Tensor, float]]) -> Iterator[Move]:
-            for number, piece in _cut(parts, own):
-                change, one = (each[: piece.stop - piece.start] for each in room)
-                for place, (theirs, share) in enumerate(run):
-                    if place:
-                        change.add_(torch.sub(theirs[piece], own[piece], out=one), alpha=share)
-                    else:
-                        torch.sub(theirs[piece], own[piece], out=change).mul_(share)
-                yield number, piece, change
-
         for run in self._pending.in_order():
-            yield moves([(theirs.to(own.device), self.row.neighbours[peer]) for peer, theirs in run])
+            yield self._moves_of([(theirs.to(self._own.device), self.row.neighbours[peer]) for peer, theirs in run])
         self._finish()
+
+    def _moves_of(self, heard: Sequence[tuple[torch.Tensor, float]]) -> Iterator[Move]:
+        own, rooms = self._own, self._rooms(2)
+        for part in _parts(own):
+            change, one = (room[: part.stop - part.start] for room in rooms)
+            for place, (theirs, share) in enumerate(heard):
+                if place:
+                    change.add_(torch.sub(theirs[part], own[part], out=one), alpha=share)
+                else:
+                    torch.sub(theirs[part], own[part], out=change).mul_(share)
+            yield part, change
 
     def _rooms(self, count: int) -> list[torch.Tensor]:
         """Vectors of the length of a piece, made when they are first asked for."""
@@ -189,13 +188,17 @@ class CompressedStream(Stream):
     def _own(self) -> torch.Tensor:
         return self._vector
 
-    def _moves(self, parts: Sequence[slice]) -> Iterator[Iterator[Move]]:
+    def _moves(self) -> Iterator[Iterator[Move]]:
         """W e - e, piece by piece, once all changes are there."""
         self._take_changes()
         yield (
-            (number, piece, torch.sub(mixed, estimate, out=self._scratch[: mixed.numel()]))
-            for number, piece in _cut(parts, self._vector)
-            for mixed, estimate in [(self._mixed_estimate[piece], self._estimate[piece])]
+            (
+                part,
+                torch.sub(
+                    self._mixed_estimate[part], self._estimate[part], out=self._scratch[: part.stop - part.start]
+                ),
+            )
+            for part in _parts(self._vector)
         )
 
     def _take_changes(self) -> None:
@@ -222,12 +225,11 @@ class CompressedStream(Stream):
         return {"estimate": self._estimate, "mixed_estimate": self._mixed_estimate}
 
 
-def _cut(parts: Sequence[slice], like: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """(number, piece) of every stretch, short enough for the cache on a CPU."""
+def _parts(like: torch.Tensor) -> Iterator[slice]:
+    """The stretches that `_in_pieces` cuts a vector into."""
     length = PIECE if like.device.type == "cpu" else max(like.numel(), 1)
-    for number, part in enumerate(parts):
-        for start in range(part.start, part.stop, length):
-            yield number, slice(start, min(start + length, part.stop))
+    for start in range(0, like.numel(), length):
+        yield slice(start, min(start + length, like.numel()))
 
 
 def _in_pieces(*vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

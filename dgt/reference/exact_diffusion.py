@@ -30,19 +30,22 @@ def exact_diffusion(
     form: str = "diffusion",
     overflows: Callable[[int], npt.NDArray[np.bool_]] | None = None,
 ) -> Iterator[State]:
-    """H = Theta - alpha (G u + C),  Theta' = W H,  C' = C + (H - W H) / (alpha H_local),  C_0 = 0.
+    """H = Theta - alpha (G u + D / beta),  Theta' = W H,  D' = D + (H - W H) / local steps,  D_0 = 0.
 
-    form=extra: Theta' = W M - alpha (G u + C),  C' = C + (M - W M) / (2 alpha H_local), where M is Theta as it was
-    after the exchange before; at the first one nothing is mixed. On local steps Theta' = Theta - alpha (G u + C).
+    beta is the largest alpha so far, and C = D / beta. form=extra: Theta' = W M - alpha (G u + D / beta),
+    D' = D + (M - W M) / 2 / local steps, where M is Theta as it was after the exchange before; at the first one nothing
+    is mixed. On local steps Theta' = Theta - alpha (G u + D / beta).
 
     u is g, or what momentum makes of it. Nodes whose gradient overflows at step t do not descend, but mix.
     """
     theta, G = problem.start, column(strategy.gradient_scale, problem.start)
     mix, with_momentum = mixing(W, wire), Momentum(momentum, nesterov)
-    correction, difference = 0 * theta, 0 * theta
+    kept, difference, beta = 0 * theta, 0 * theta, np.zeros(1)
     yield State(0, theta)
     for t in range(iterations):
-        alpha = at(lr, t)
+        alpha = np.asarray(at(lr, t))
+        beta = np.maximum(beta, alpha)
+        correction = kept / np.where(beta == 0, 1.0, beta)
         descent = alpha * (G * with_momentum(problem.gradient(theta, t)) + correction)
         if overflows is not None:
             descent = np.where(column(overflows(t), descent), 0.0, descent)
@@ -50,18 +53,13 @@ def exact_diffusion(
         if exchanges(t, local_steps):
             if form == "extra":
                 theta = theta - difference
-                correction = correction + _quotient(difference, 2 * alpha * local_steps)
+                kept = kept + difference / (2 * local_steps)
                 difference = theta - mix(theta)
             else:
                 difference = theta - mix(theta)
                 theta = theta - difference
-                correction = correction + _quotient(difference, alpha * local_steps)
-        yield State(t + 1, theta, correction=correction)
-
-
-def _quotient(values: Array, by: float | Array) -> Array:
-    """values / by; 0 where a schedule has alpha = 0, and a step is nothing but mixing."""
-    return np.divide(values, by, out=np.zeros_like(values), where=np.broadcast_to(by, values.shape) != 0)
+                kept = kept + difference / local_steps
+        yield State(t + 1, theta, correction=kept / np.where(beta == 0, 1.0, beta))
 
 
 TWIN = exact_diffusion

@@ -72,19 +72,31 @@ def test_it_is_reached_with_all_that_may_be_set(settings: dict[str, Any], lr: fl
             assert distance(graph, vector, name, lr, form=form, **settings) < NEAR, (topology, name, form)
 
 
-def test_a_step_of_no_size_only_mixes() -> None:
-    """Warm-ups of torch begin with lr = 0, and the correction is divided by lr."""
-    graph, vector = drawn("ring", 5)
-    problem = LeastSquares(ProblemConfig(noise=0.0), [0], range(5))
+SCHEDULES = {
+    "zero at first": lambda t: 0.05 * (t >= 3),
+    "warm-up from nothing": lambda t: 0.05 * min(1, 1e-6 + t / 50),
+    "restarts": lambda t: 0.05 * max(0.0, np.cos(np.pi / 2 * (t % 150) / 149)) if t < 900 else 0.05,
+    "almost nothing for a moment": lambda t: 0.05 * (1e-5 if 300 <= t < 320 else 1),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_step_that_rises_again_shakes_nothing(schedule: str) -> None:
+    """A correction that was divided by the step of the moment came back as many times as large: cosine restarts sent nodes
+    of a ring 280 away from the optimum, where gradient tracking stays within 5."""
+    graph, vector = drawn("ring", 24)
+    problem, lr = LeastSquares(ProblemConfig(noise=0.0), [0], range(24)), SCHEDULES[schedule]
+    optimum = problem.optimum(vector)
+    start = np.abs(problem.start - optimum).max()
     for form in ("diffusion", "extra"):
         states = list(
             reference.states(
                 "exact_diffusion", problem, graph, vector, "II",
-                laziness=0.35, lr=lambda t: 0.05 * (t >= 3), iterations=1500, form=form,
+                laziness=0.35, lr=lr, iterations=2500, form=form,
             )
         )  # fmt: skip
-        assert all(np.abs(state.correction).max() == 0 for state in states[1:4] if state.correction is not None)
-        assert np.abs(states[-1].theta - problem.optimum(vector)).max() < NEAR
+        assert max(np.abs(state.theta - optimum).max() for state in states) < 2 * start
+        assert np.abs(states[-1].theta - optimum).max() < 1e-6
 
 
 def test_nodes_that_leave_steps_out_change_neither_the_optimum_nor_the_sum() -> None:
