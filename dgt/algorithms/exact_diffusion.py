@@ -51,7 +51,7 @@ class ExactDiffusion(NeighbourOptimizer):
     network                        a `dgt.Network` of laziness=0.35: every W_ii must be above 1/3
     momentum, nesterov             as of torch.optim.SGD, of the node's own gradient
     form                           diffusion, or extra, whose message travels during forward and backward; Strategy II
-                                   only, and lr about half as large
+                                   only, and the largest stable lr is two thirds
     overlap, wire, local_steps, bucket_mb, model   how vectors travel: see `NeighbourOptimizer`; bucket_mb not with
                                                    form=extra, overlap for that only
 

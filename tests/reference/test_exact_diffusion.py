@@ -144,6 +144,7 @@ def test_strategy_two_is_at_or_below_strategy_one_in_all_16_cells() -> None:
             one, two = (late_norm("exact_diffusion", name, problem, graph, vector) for name in ("I", "II"))
             ratios[letter, topology] = two / one
             to_tracking[letter, topology] = two / late_norm("gradient_tracking", "II", problem, graph, vector)
+            print(letter, topology, f"{ratios[letter, topology]:.3f}", f"{to_tracking[letter, topology]:.3f}")
     assert len(ratios) == 16
     assert max(ratios.values()) <= 1, ratios
     assert max(abs(ratio - 1) for ratio in to_tracking.values()) < 0.02, to_tracking
