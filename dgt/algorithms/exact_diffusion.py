@@ -7,8 +7,8 @@ is sent. sum_i pi_i s_i = 0 holds for ever, since pi W = pi; at a fixed point h 
 G g + c = 0 on each of them: the weighted gradients sum to zero. Stable if the smallest eigenvalue of W is above -1/3,
 hence if all W_ii > 1/3.
 
-beta is the largest alpha so far, and lets alpha change at any time. To take off s itself, as textbooks do, is wrong once
-alpha has fallen. c' = c + (h - W h) / (alpha H) is wrong once it has risen: what was gathered from disagreement while
+beta is the largest alpha so far, and lets alpha change at any time. To take off s itself, as textbooks do, is wrong
+once alpha has fallen. c' = c + (h - W h) / (alpha H) is wrong once it has risen: what was gathered from disagreement while
 alpha was small comes back as many times larger. Here c stays when alpha falls, and s when the largest alpha rises. With
 r = alpha / beta an eigenvalue v of W gives z^2 - (1 + v - r (1 - v)) z + v = 0, stable for v > (r - 2) / (r + 2).
 

@@ -10,7 +10,7 @@ import scipy.sparse
 
 from dgt.network.mixing import Strategy
 from dgt.reference.bases import Momentum
-from dgt.reference.stacked import Array, StackedProblem, State, StepSize, at, column
+from dgt.reference.stacked import StackedProblem, State, StepSize, at, column
 from dgt.reference.wire import exchanges, mixing
 
 

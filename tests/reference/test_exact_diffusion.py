@@ -82,8 +82,8 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_step_that_rises_again_shakes_nothing(schedule: str) -> None:
-    """A correction that was divided by the step of the moment came back as many times as large: cosine restarts sent nodes
-    of a ring 280 away from the optimum, where gradient tracking stays within 5."""
+    """A correction that was divided by the step of the moment came back as many times as large: cosine restarts sent
+    nodes of a ring 280 away from the optimum, where gradient tracking stays within 5."""
     graph, vector = drawn("ring", 24)
     problem, lr = LeastSquares(ProblemConfig(noise=0.0), [0], range(24)), SCHEDULES[schedule]
     optimum = problem.optimum(vector)
