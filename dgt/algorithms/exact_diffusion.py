@@ -8,8 +8,8 @@ G g + c = 0 on each of them: the weighted gradients sum to zero. Stable if the s
 hence if all W_ii > 1/3.
 
 beta is the largest alpha so far, and lets alpha change at any time. To take off s itself, as textbooks do, is wrong
-once alpha has fallen. c' = c + (h - W h) / (alpha H) is wrong once it has risen: what was gathered from disagreement while
-alpha was small comes back as many times larger. Here c stays when alpha falls, and s when the largest alpha rises. With
+once alpha has fallen. c' = c + (h - W h) / (alpha H) is wrong once it has risen: what was gathered from disagreement
+while alpha was small comes back as many times larger. Here c stays when alpha falls, and s when beta rises. With
 r = alpha / beta an eigenvalue v of W gives z^2 - (1 + v - r (1 - v)) z + v = 0, stable for v > (r - 2) / (r + 2).
 
     form=extra        theta' = W theta - alpha (G u + c)        s' = s + (theta - W theta) / (2 H)
@@ -95,6 +95,8 @@ class ExactDiffusion(NeighbourOptimizer):
             )
 
     def choose_vectors(self) -> None:
+        for group in self.param_groups:
+            group.setdefault("largest_lr", 0.0)  # beta, an entry of the groups so that it is part of `state_dict`
         self.is_extra = self.settings.form == "extra"
         if self.is_extra:
             self.messages = (Message("z", "parameters", needed_at_once=False),)
@@ -127,11 +129,8 @@ class ExactDiffusion(NeighbourOptimizer):
             stream.mix_and_keep(at.theta, at.s, 1 / self.local_steps)
 
     def _inverse_beta(self, group: dict[str, Any]) -> float:
-        """1 / beta, and c = s / beta; 0 where this node does not descend: without g, c alone would lead away.
-
-        beta is an entry of the parameter group, so that it is part of `state_dict`.
-        """
-        beta = group["largest_lr"] = max(group.get("largest_lr", 0.0), float(group["lr"]))
+        """1 / beta, and c = s / beta; 0 where this node does not descend: without g, c alone would lead away."""
+        beta = group["largest_lr"] = max(group["largest_lr"], float(group["lr"]))
         return 1 / beta if beta and not self.stays_out else 0.0
 
     def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
@@ -176,7 +175,7 @@ class ExactDiffusion(NeighbourOptimizer):
         self.drain()
         error = self.vectors["s"] * self.network.average_weight
         for group, part in zip(self.param_groups, self.flat.slices, strict=True):
-            error[part] /= group.get("largest_lr") or 1.0
+            error[part] /= group["largest_lr"] or 1.0
         return error
 
 
