@@ -154,10 +154,10 @@ class ExactDiffusion(NeighbourOptimizer):
 
     def local_step_arrays(self, at: Views, gradient: np.ndarray) -> np.ndarray:
         """theta -= alpha (G u + c)."""
-        self._descend_from(at, gradient, out=at.h)
-        at.theta[:] = at.h
-        checked: np.ndarray = at.theta
-        return checked
+        descended = np.empty_like(at.theta)  # neighbours may still read what is in h
+        self._descend_from(at, gradient, out=descended)
+        at.theta[:] = descended
+        return descended
 
     def _descend_from(self, at: Views, gradient: np.ndarray, out: np.ndarray) -> None:
         np.multiply(gradient, self.network.gradient_scale, out=out)

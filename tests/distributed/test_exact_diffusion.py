@@ -164,9 +164,9 @@ def test_states_and_changes_while_a_message_travels_are_sound(transport: str) ->
 
 @dataclass
 class LongInFloat32:
-    """A thousand noisy steps in float32, on a narrow wire."""
+    """Hundreds of noisy steps in float32, on a narrow wire."""
 
-    STEPS = 1000
+    STEPS = 600
 
     def run(self, node: Node) -> dict[str, float]:
         drawn, told = torch.Generator().manual_seed(node.rank), {}
@@ -194,7 +194,7 @@ LEAST = ["weights=[1,2,3,4]", "topology=ring", "algorithm=exact_diffusion", "tim
 @pytest.mark.parametrize("form", ["diffusion", "extra"])
 def test_after_a_loss_corrections_start_anew_and_the_others_reach_their_optimum(form: str, tmp_path: Path) -> None:
     lost = ["chaos=kill", "chaos.rank=2", "chaos.iteration=30", "on_peer_loss=continue", f"algorithm.form={form}"]
-    train(tmp_path / "r", *LEAST, *lost, "iterations=600", "eval_every=50", "problem.noise=0", "lr=0.05")
+    train(tmp_path / "r", *LEAST, *lost, "iterations=450", "eval_every=100", "problem.noise=0", "lr=0.08")
     assert metrics(tmp_path / "r")[-1]["distance"] < 1e-10
 
 
