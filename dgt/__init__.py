@@ -22,7 +22,7 @@ except ImportError:
     raise ImportError(_WORDS) from None
 
 if TYPE_CHECKING:
-    from dgt.algorithms import DSGD, AllReduce, GradientTracking
+    from dgt.algorithms import DSGD, AllReduce, ExactDiffusion, GradientTracking
     from dgt.config import Config
     from dgt.errors import ConfigError, PeerError
     from dgt.exchange.buffers import MixedBuffers
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
     from dgt.training.own_data import ResumableLoader, cifar10, data_size_weights, shard
 
 __all__ = [
-    "DSGD", "AllReduce", "Checkpoints", "Config", "ConfigError", "GradientTracking", "MixedBuffers", "Network", "Node",
-    "PeerError", "Problem", "ProblemContext", "ResumableLoader", "cifar10", "data_size_weights", "even_steps", "graphs",
-    "join", "schedules", "shard", "weights",
+    "DSGD", "AllReduce", "Checkpoints", "Config", "ConfigError", "ExactDiffusion", "GradientTracking", "MixedBuffers",
+    "Network", "Node", "PeerError", "Problem", "ProblemContext", "ResumableLoader", "cifar10", "data_size_weights",
+    "even_steps", "graphs", "join", "schedules", "shard", "weights",
 ]  # fmt: skip
 
 # Imported at first use: torch takes seconds, and the `dgt` command has something to do meanwhile.
 _HOMES = {
-    "DSGD": "dgt.algorithms", "AllReduce": "dgt.algorithms", "GradientTracking": "dgt.algorithms",
+    "DSGD": "dgt.algorithms", "AllReduce": "dgt.algorithms", "ExactDiffusion": "dgt.algorithms",
+    "GradientTracking": "dgt.algorithms",
     "ConfigError": "dgt.errors", "Config": "dgt.config", "MixedBuffers": "dgt.exchange.buffers",
     "Network": "dgt.exchange.network", "graphs": "dgt.network", "weights": "dgt.network", "schedules": "dgt.network",
     "Checkpoints": "dgt.training.checkpoints.library", "even_steps": "dgt.processes.even_steps",

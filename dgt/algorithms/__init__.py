@@ -14,6 +14,7 @@ import torch
 
 from dgt.algorithms.allreduce import AllReduce
 from dgt.algorithms.dsgd import DSGD
+from dgt.algorithms.exact_diffusion import ExactDiffusion
 from dgt.algorithms.gradient_tracking import GradientTracking
 from dgt.algorithms.machinery import DecentralizedOptimizer, Message, NeighbourOptimizer, Views
 from dgt.config import Config
@@ -21,8 +22,8 @@ from dgt.errors import ConfigError
 from dgt.exchange.network import Network
 
 __all__ = [
-    "DSGD", "AllReduce", "DecentralizedOptimizer", "GradientTracking", "Message", "NeighbourOptimizer", "Views",
-    "from_config",
+    "DSGD", "AllReduce", "DecentralizedOptimizer", "ExactDiffusion", "GradientTracking", "Message",
+    "NeighbourOptimizer", "Views", "from_config",
 ]  # fmt: skip
 
 

@@ -38,6 +38,8 @@ MACHINERY = {"wire": "full", "local_steps": 1, "bucket_mb": 0, "overlap": True}
 AUTO = "auto"
 BASE_LR = 0.003
 """The step size with an optimizer of torch, most of which normalise their step."""
+LAZINESS = 0.3
+"""Of algorithms that do not say another: `DecentralizedOptimizer.usual_laziness`."""
 LR = 0.02
 """The step size of problems that do not say another: `Problem.usual_lr`."""
 
@@ -60,8 +62,13 @@ class Config:
         high=10**7,
     )
     laziness: float = setting(
-        0.3, "epsilon in W = (1 - epsilon) P + epsilon I", low=0, high=1, open_low=True, open_high=True
-    )
+        None,
+        "epsilon in W = (1 - epsilon) P + epsilon I; null: the algorithm's own, 0.3, or 0.35 with exact_diffusion",
+        low=0,
+        high=1,
+        open_low=True,
+        open_high=True,
+    )  # never None once the algorithm is known
     lr: Any = setting(
         None,
         "step size alpha, where the schedule starts or peaks; auto: found by short trials; null: the problem's own, "
@@ -129,7 +136,7 @@ class Config:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds={self.seeds}: must be a count above 0 or a list of different seeds")
         if self.algorithm.target is None:
-            self._check_machinery()
+            self._check_algorithm()
         if self.problem.target is None:
             self._take_usual_lr()
         if self.clip is not None and self.bucket_mb:
@@ -177,8 +184,13 @@ class Config:
         if self.lr == AUTO:
             raise ConfigError(f"lr=auto: dgt {command} makes no trials; take the lr that dgt plan lr=find suggests")
 
-    def _check_machinery(self) -> None:
-        """Refuse what the algorithm has no use for."""
+    def _check_algorithm(self) -> None:
+        """Refuse what the algorithm has no use for, or cannot do; take its usual laziness if none is given."""
+        kind = self.algorithm.kind
+        if self.laziness is None:
+            self.laziness = getattr(kind, "usual_laziness", LAZINESS)
+        if hasattr(kind, "check_strategy"):
+            kind.check_strategy(self.algorithm.settings, self.strategy.name)
         supported = supports(self.algorithm.kind)
         for key, value in MACHINERY.items():
             if key != "overlap" and key not in supported and getattr(self, key) != value:
@@ -190,7 +202,7 @@ class Config:
         for choice in (self.problem, self.algorithm, self.topology, self.schedule):
             choice.check()
         self._take_usual_lr()
-        self._check_machinery()
+        self._check_algorithm()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
@@ -205,10 +217,11 @@ class Config:
             plain["seeds"] = list(range(count))
         elif "seeds" in plain and not isinstance(count, list):
             raise ConfigError(f"seeds={count}: must be a count above 0 or a list of different seeds")
-        own_lr = {} if plain.get("lr") is not None else {"lr": plain.pop("lr", None)}  # of the problem that is chosen
+        # those of the problem and of the algorithm that are chosen
+        own = {key: plain.pop(key, None) for key in ("lr", "laziness") if plain.get(key) is None}
         config = build(cls, plain, "")
         chosen: dict[str, Any] = {key: kind.from_dict(values[key]) for key, kind in CHOICES.items() if key in values}
-        return dataclasses.replace(config, **chosen, **own_lr)
+        return dataclasses.replace(config, **chosen, **own)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only; what is unset within a group is left out. `from_dict` reads it back."""

@@ -3,6 +3,7 @@
     m = stream.buffer                    # write this step's vector here
     stream.post(step)                    # on its way; returns at once
     stream.mix(out)                      # out = W_ii m_i + sum_j W_ij m_j, as the neighbours' vectors arrive
+    stream.mix_and_keep(out, s, scale)   # the same, and s += scale (m - W m)
 
 `CompressedStream` sends fewer bits (`codecs.py`). It sends the rounded change q = Q(m - e) of an estimate e of m that
 all neighbours keep up with (e' = e + q), and mixes
@@ -11,6 +12,9 @@ all neighbours keep up with (e' = e + q), and mixes
 
 What rounding left out of q is part of the next change (error feedback), so nothing is lost for good, and the
 error goes to zero with the changes. Whatever Q does, sum_i pi_i out_i = sum_i pi_i m_i holds exactly: pi W = pi.
+
+Estimates are sums of all changes since the start. An error of such a sum stays, and trackers add it up once more at
+every step, so these sums are float64, whatever the model is.
 """
 
 from __future__ import annotations
@@ -20,11 +24,12 @@ from typing import Any
 
 import torch
 
-from dgt.exchange.codecs import Codec
+from dgt.exchange.codecs import PIECE, Codec
 from dgt.exchange.network import Network
 from dgt.exchange.transport import Pending, Transport
 
 LONG_PIECE = 1 << 19  # numbers worked on at a time, so that a result is still in the cache when it is read
+Move = tuple[slice, torch.Tensor]  # a piece, and sum_j W_ij (m_j - m_i) there
 
 
 class Stream:
@@ -35,6 +40,7 @@ class Stream:
         self.outbox = transport.outbox(kind, like, inboxes)
         self._message = self.outbox.buffer
         self._pending: Pending | None = None
+        self._room: list[torch.Tensor] = []  # for the pieces of `_moves`
 
     @property
     def buffer(self) -> torch.Tensor:
@@ -98,6 +104,57 @@ class Stream:
                     result.add_(theirs, alpha=scale * self.row.neighbours[peer])
         self._finish()
 
+    def mix_and_keep(self, out: torch.Tensor, kept: torch.Tensor, scale: float) -> None:
+        """out = W m, and kept += scale (m - W m).
+
+        W m - m is added up from differences m_j - m_i: what is kept for good has their rounding errors, not m's.
+        """
+        first = True
+        for moves in self._moves():
+            for part, change in moves:
+                torch.add(self._own[part] if first else out[part], change, out=out[part])
+                kept[part].add_(change, alpha=-scale)
+            first = False
+        if first:
+            out.copy_(self._own)  # a network of one node
+
+    def difference(self, out: torch.Tensor) -> None:
+        """out = m - W m, added up from differences."""
+        out.zero_()
+        for moves in self._moves():
+            for part, change in moves:
+                out[part].sub_(change)
+
+    @property
+    def _own(self) -> torch.Tensor:
+        """m, as it is here."""
+        return self._message
+
+    def _moves(self) -> Iterator[Iterator[Move]]:
+        """sum_j W_ij (m_j - m_i) over those neighbours whose vectors have come in together, piece by piece."""
+        assert self._pending is not None
+        for run in self._pending.in_order():
+            yield self._moves_of([(theirs.to(self._own.device), self.row.neighbours[peer]) for peer, theirs in run])
+        self._finish()
+
+    def _moves_of(self, heard: Sequence[tuple[torch.Tensor, float]]) -> Iterator[Move]:
+        own, rooms = self._own, self._rooms(2)
+        for part in _parts(own):
+            change, one = (room[: part.stop - part.start] for room in rooms)
+            for place, (theirs, share) in enumerate(heard):
+                if place:
+                    change.add_(torch.sub(theirs[part], own[part], out=one), alpha=share)
+                else:
+                    torch.sub(theirs[part], own[part], out=change).mul_(share)
+            yield part, change
+
+    def _rooms(self, count: int) -> list[torch.Tensor]:
+        """Vectors of the length of a piece, made when they are first asked for."""
+        own = self._own
+        while len(self._room) < count:
+            self._room.append(torch.empty_like(own[:PIECE] if own.device.type == "cpu" else own))
+        return self._room
+
     def state(self) -> dict[str, torch.Tensor]:
         """What the next step needs besides the vector itself."""
         return {}
@@ -119,7 +176,8 @@ class CompressedStream(Stream):
         super().__init__(network, transport, kind, codec.empty, inboxes)
         self._codec, self._every, length = codec, every, like.numel()
         # as long as whole blocks; what is behind the vector's end stays zero
-        filled = [torch.zeros(codec.numbers, dtype=like.dtype, device=like.device) for _ in range(3)]
+        dtypes = like.dtype, torch.float64, torch.float64
+        filled = [torch.zeros(codec.numbers, dtype=dtype, device=like.device) for dtype in dtypes]
         own = [each[:length] for each in filled]
         self._vector, self._estimate, self._heard = own
         """m, e_i and sum_j W_ij e_j of the neighbours."""
@@ -151,6 +209,21 @@ class CompressedStream(Stream):
         for result, vector, estimate, heard in self._complete(out):
             rest = torch.sub(vector, estimate, out=self._scratch[: result.numel()])
             result.add_(heard, alpha=scale).add_(rest, alpha=scale * (1 - self.row.own))
+
+    @property
+    def _own(self) -> torch.Tensor:
+        return self._vector
+
+    def _moves(self) -> Iterator[Iterator[Move]]:
+        """W e - e, piece by piece, once all changes are there."""
+        yield self._moves_of_estimates()
+
+    def _moves_of_estimates(self) -> Iterator[Move]:
+        stop = 0
+        for _, vector, estimate, heard in self._complete(self._vector):
+            start, stop = stop, stop + vector.numel()
+            change = self._scratch[: vector.numel()]
+            yield slice(start, stop), torch.add(heard, estimate, alpha=self.row.own - 1, out=change)
 
     def _complete(self, out: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """sum_j W_ij e_j += sum_j W_ij q_j; each piece of out, m, e_i and that sum, once the sum is complete."""
@@ -189,6 +262,13 @@ def pieces_of(vector: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
     for (piece,) in _in_pieces(vector):
         start, stop = stop, stop + piece.numel()
         yield slice(start, stop), piece
+
+
+def _parts(like: torch.Tensor) -> Iterator[slice]:
+    """The stretches that `_in_pieces` cuts a vector into."""
+    length = PIECE if like.device.type == "cpu" else max(like.numel(), 1)
+    for start in range(0, like.numel(), length):
+        yield slice(start, min(start + length, like.numel()))
 
 
 def _in_pieces(*vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -6,6 +6,7 @@ single-process twin, is made of the same rows: `mixing_matrix`. No rank forms it
 
 from __future__ import annotations
 
+import fractions
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from dgt.config.checks import check_choice, check_range
 from dgt.errors import ConfigError
 from dgt.network.graphs import check as check_graph
 from dgt.network.weights import Weights, normalise, uniform
+
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,17 @@ def mixing_matrix(graph: nx.Graph, weights: Weights, laziness: float = 0.3) -> s
     everyone = np.arange(n)
     entries = np.concatenate([values, own]), (np.concatenate([rows, everyone]), np.concatenate([columns, everyone]))
     return scipy.sparse.csr_array(entries, shape=(n, n))
+
+
+def check_own_weights(own: Mapping[int, float], least: float, algorithm: str) -> None:
+    """Raise unless all W_ii, by node, are above `least`: then every eigenvalue of W is above 2 least - 1."""
+    node = min(own, key=lambda each: own[each])
+    if own[node] <= least + ROUNDING:
+        bound = fractions.Fraction(least).limit_denominator(100)
+        raise ConfigError(
+            f"laziness: W_ii={own[node]:.4g} on node {node}, and {algorithm} needs more than {bound} on every node: it "
+            f"may diverge if an eigenvalue of W is at or below {2 * bound - 1}; give laziness=0.35"
+        )
 
 
 def edge_array(graph: nx.Graph) -> npt.NDArray[np.int64]:

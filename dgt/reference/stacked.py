@@ -29,12 +29,14 @@ class StackedProblem(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """After `iteration` updates: theta_t, and the tracker and gradient of the update before, if any."""
+    """After `iteration` updates: theta_t, and of the update before tracker and gradient, or correction, if any."""
 
     iteration: int
     theta: Array
     tracker: Array | None = None
     gradient: Array | None = None
+    correction: Array | None = None
+    """What sums to zero under pi by itself."""
 
 
 def mix(W: scipy.sparse.csr_array, theta: Array) -> Array:
@@ -54,8 +56,10 @@ def network_metrics(state: State, problem: StackedProblem, weights: Weights, pla
         "average": average,
         "consensus": np.sqrt(weighted_sum(weights / weights.size, deviation)),
     }
+    error = state.correction
     if state.tracker is not None and state.gradient is not None:
         error = state.tracker - column(plan.gradient_scale, state.gradient) * state.gradient
+    if error is not None:
         metrics["tracking_residual"] = np.linalg.norm(weighted_sum(plan.average_weights, error), axis=-1)
     return metrics
 

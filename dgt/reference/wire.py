@@ -100,7 +100,8 @@ class Compressed:
 def _rounded(values: Array, wire: str) -> Array:
     """To the nearest number of the narrow dtype, ties to even, within its range."""
     if wire == "float16":
-        return np.clip(values, -65504, 65504).astype(np.float16).astype(np.float64)
+        clipped = np.clip(values, -65504, 65504).astype(np.float32)  # torch, too, goes by way of float32
+        return clipped.astype(np.float16).astype(np.float64)
     bits = values.astype(np.float32).view(np.uint32)
     upper = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # bfloat16: the upper half of a float32
     return upper.astype(np.uint32).view(np.float32).astype(np.float64)

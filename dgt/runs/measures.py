@@ -114,8 +114,8 @@ ALL = (
     Measure(
         "tracking_residual",
         "tracking residual",
-        "norm of sum_i pi_i (y_i - G_i g_i), how far the trackers are from tracking: rounding only, unless a message "
-        "was lost",
+        "norm of sum_i pi_i (y_i - G_i g_i), how far the trackers are from tracking, or with exact diffusion of "
+        "sum_i pi_i c_i: rounding only, unless a message was lost",
         upkeep=True,
     ),
     SECONDS,

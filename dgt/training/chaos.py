@@ -96,10 +96,10 @@ class Chaos:
         hook = session.optimizer.register_step_pre_hook(spoil)
 
     def _forget(self, session: Session) -> None:
-        """The node loses its last gradient and with it its tracker."""
+        """The node loses its last gradient and with it its tracker, or its correction."""
         session.optimizer.drain()
         for name, tensor in session.optimizer.buffers().items():
-            if name == "rest":
+            if name in ("rest", "correction"):
                 tensor.zero_()
 
     def _rollback(self, session: Session) -> None:

@@ -3,7 +3,8 @@
     loss, accuracy, ...  1/n sum_i lambda_i (node i's value)
     average_accuracy     of the network's average model, the test set split over the ranks
     consensus            sqrt(1/n sum_i lambda_i |theta_i - average|^2)
-    tracking_residual    |sum_i pi_i (y_i - G_i g_i)|: zero but for rounding, unless a message was lost or stale
+    tracking_residual    |sum_i pi_i (y_i - G_i g_i)|, |sum_i pi_i c_i| with exact diffusion: zero but for rounding,
+                         unless a message was lost or stale
 
 `average` is the strategy's own: sum_i pi_i theta_i with pi = 1/n (I) or lambda/n (II).
 Small models are gathered on rank 0, where the sums are taken: one hop, and nobody waits. Large ones are summed

@@ -1,6 +1,7 @@
 """Alarms: what a run must not do silently. Rank 0 looks at the network's metrics at every evaluation.
 
-tracking residual  |sum_i pi_i (y_i - G_i g_i)|: rounding explains about eps sqrt(t) of the size of the trackers
+tracking residual  |sum_i pi_i (y_i - G_i g_i)|, or |sum_i pi_i c_i| with exact diffusion: rounding explains about
+                   eps sqrt(t) of the size of the trackers
 consensus          nodes further apart than the model is large
 loss               an explosion long before it stops being a number
 """
@@ -37,6 +38,8 @@ class Health:
     ) -> None:
         self._config, self._graph, self._weights = config, graph, weights
         self._smoothness, self._eps = smoothness, torch.finfo(dtype).eps
+        if config.wire != "full":  # its float64 estimates add up, and trackers add them up once more
+            self._eps = max(self._eps, torch.finfo(torch.float32).eps)
         self._largest_scale: np.ndarray | float = 0.0
         self._first_loss: np.ndarray | None = None
         self._first_consensus: np.ndarray | None = None
@@ -95,8 +98,8 @@ class Health:
         rounding = self._eps * math.sqrt(iteration + 1) * self._largest_scale
         if (residual > ROUNDINGS * rounding).any():
             raise AlarmError(
-                f"the trackers no longer track at iteration {iteration}: residual {residual.max():.3g}, rounding "
-                f"explains {float(np.max(rounding)):.1g}. A node lost its last gradient or went "
+                f"{self._config.algorithm.kind.invariant} at iteration {iteration}: residual {residual.max():.3g}, "
+                f"rounding explains {float(np.max(rounding)):.1g}. A node lost its last gradient or went "
                 "back to an older state alone; "
                 "start all nodes from one checkpoint, resume=auto"
             )

@@ -197,6 +197,8 @@ def test_a_message_may_be_made_of_the_one_before() -> None:
         (dgt.DSGD, {"wire": "int4"}, {"z_estimate_0", "z_neighbours_estimate_0"}),
         (dgt.DSGD, {"wire": "float16"}, {"z_estimate_0", "z_neighbours_estimate_0"}),
         (dgt.AllReduce, {}, set()),
+        (dgt.ExactDiffusion, {"wire": "bfloat16"}, {"correction", "h_estimate_0", "h_mixed_estimate_0"}),
+        (dgt.ExactDiffusion, {"form": "extra", "momentum": 0.9}, {"correction", "difference", "momentum"}),
         (Toy, {}, {"u", "c"}),
     ],
 )
@@ -219,9 +221,11 @@ def test_estimates_of_version_0_1_0_are_taken_over(network: dgt.Network) -> None
 
 
 def test_every_module_is_an_algorithm_with_a_twin() -> None:
-    assert registry.names("algorithm") == ("allreduce", "dsgd", "gradient_tracking")
+    assert registry.names("algorithm") == ("allreduce", "dsgd", "exact_diffusion", "gradient_tracking")
     for name in registry.names("algorithm"):
         assert issubclass(registry.find("algorithm", name), DecentralizedOptimizer)
         assert reference.named(name) is not None
-    with pytest.raises(ConfigError, match="algorithm=machinery: allowed: allreduce, dsgd, gradient_tracking"):
+    with pytest.raises(
+        ConfigError, match="algorithm=machinery: allowed: allreduce, dsgd, exact_diffusion, gradient_tracking"
+    ):
         registry.find("algorithm", "machinery")

@@ -29,6 +29,7 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
     "small": dgt.GradientTracking,
     "large": dgt.GradientTracking,
     "buckets": lambda *a, model, **k: dgt.GradientTracking(*a, model=model, bucket_mb=1e-5, **k),
+    "extra": lambda *a, **k: dgt.ExactDiffusion(*a, form="extra", **k),
     "dsgd": dgt.DSGD,
     "allreduce": dgt.AllReduce,
 }

@@ -18,7 +18,7 @@ from tests.distributed.ranks import run_ranks
 pytestmark = pytest.mark.timeout(120)
 
 LR = 0.1
-MAKERS = (dgt.GradientTracking, dgt.DSGD, dgt.AllReduce)
+MAKERS = (dgt.GradientTracking, dgt.ExactDiffusion, dgt.DSGD, dgt.AllReduce)
 
 
 @pytest.fixture

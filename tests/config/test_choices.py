@@ -97,7 +97,7 @@ def momentum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_names_are_read_from_the_files() -> None:
-    assert set(registry.names("algorithm")) == {"allreduce", "dsgd", "gradient_tracking"}
+    assert set(registry.names("algorithm")) == {"allreduce", "dsgd", "exact_diffusion", "gradient_tracking"}
     assert set(registry.names("problem")) == {"cifar10", "least_squares", "text"}
     assert {"ring", "tailored", "file"} <= set(registry.names("topology"))
 

@@ -213,15 +213,16 @@ class OwnLoop:
     until: int
     ask: int = -1
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    make: Any = dgt.GradientTracking
 
     def run(self, node: Node) -> tuple[int, list[float]]:
         node.stop_on_signals()
         torch.manual_seed(node.rank)
-        network = dgt.Network(node, dgt.graphs.ring(node.size), [1.0, 2.0, 3.0])
+        network = dgt.Network(node, dgt.graphs.ring(node.size), [1.0, 2.0, 3.0], laziness=0.35)
         model = torch.nn.Sequential(
             torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1)
         )
-        optimizer = dgt.GradientTracking(model.parameters(), lr=0.05, network=network, **self.options)
+        optimizer = self.make(model.parameters(), lr=0.05, network=network, **self.options)
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 12], gamma=0.5)
         checkpoints = dgt.Checkpoints(
             self.folder, network, every=4, model=model, optimizer=optimizer, scheduler=scheduler
@@ -243,12 +244,22 @@ class OwnLoop:
         return done, [*state.tolist(), optimizer.param_groups[0]["lr"]]
 
 
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"base": "adamw"}])
-def test_a_loop_of_ones_own_goes_on_bit_by_bit(options: dict[str, Any], tmp_path: Path) -> None:
-    whole = run_ranks(OwnLoop(str(tmp_path / "whole"), 20, options=options), 3)
-    stopped = run_ranks(OwnLoop(str(tmp_path / "parts"), 20, ask=9, options=options), 3)
-    assert {done for done, _ in stopped.values()} == {10}, "all at one step"
-    assert run_ranks(OwnLoop(str(tmp_path / "parts"), 20, options=options), 3) == whole
+@pytest.mark.parametrize(
+    ("make", "options", "stops_at"),
+    [
+        (dgt.GradientTracking, {"momentum": 0.9}, 10),
+        (dgt.GradientTracking, {"base": "adamw"}, 10),
+        (dgt.ExactDiffusion, {"momentum": 0.9}, 10),
+        (dgt.ExactDiffusion, {"form": "extra"}, 11),  # a message takes a step longer
+    ],
+)
+def test_a_loop_of_ones_own_goes_on_bit_by_bit(
+    make: Any, options: dict[str, Any], stops_at: int, tmp_path: Path
+) -> None:
+    whole = run_ranks(OwnLoop(str(tmp_path / "whole"), 20, options=options, make=make), 3)
+    stopped = run_ranks(OwnLoop(str(tmp_path / "parts"), 20, ask=9, options=options, make=make), 3)
+    assert {done for done, _ in stopped.values()} == {stops_at}, "all at one step"
+    assert run_ranks(OwnLoop(str(tmp_path / "parts"), 20, options=options, make=make), 3) == whole
 
 
 def test_nothing_listens_beyond_the_loopback_interface(tmp_path: Path) -> None:

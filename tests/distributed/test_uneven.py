@@ -26,6 +26,7 @@ from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(120)
 
+LAZINESS = 0.35
 LARGE = 20_000  # numbers: z and y in messages of their own
 LONG = 1000.0  # seconds of patience: whatever is said before the test's own time is up was not a timeout
 OPTIMIZERS = (dgt.GradientTracking, dgt.DSGD, dgt.AllReduce)
@@ -423,6 +424,7 @@ class Scaled:
     size: int = 6
     transport: str = "auto"
     unscales: bool = False
+    strategy: str = "I"
     options: dict[str, Any] = field(default_factory=dict)
 
     STEPS = 9
@@ -433,7 +435,9 @@ class Scaled:
 
     def run(self, node: Node) -> dict[str, Any]:
         parameter = torch.nn.Parameter(torch.ones(self.size, dtype=torch.float64) * node.rank)
-        network = dgt.Network(node, dgt.graphs.ring(3), [1.0, 2.0, 3.0], "I", transport=self.transport)
+        network = dgt.Network(
+            node, dgt.graphs.ring(3), [1.0, 2.0, 3.0], self.strategy, LAZINESS, transport=self.transport
+        )
         optimizer = self.make([parameter], lr=0.1, network=network, weight_decay=0.1, **self.options)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (8 + node.rank))
         trace, targets = [], self.data(node.rank)
@@ -475,6 +479,9 @@ SCALED = {
     "streams, messages": Scaled(size=LARGE, transport="messages", unscales=True),
     "local steps": Scaled(options={"local_steps": 2}),
     "streams, local steps": Scaled(size=LARGE, options={"local_steps": 2}),
+    "exact diffusion": Scaled(dgt.ExactDiffusion),
+    "exact diffusion, streams": Scaled(dgt.ExactDiffusion, size=LARGE, options={"local_steps": 2}),
+    "extra": Scaled(dgt.ExactDiffusion, strategy="II", options={"form": "extra"}),
 }
 
 
@@ -495,11 +502,11 @@ def test_a_gradient_that_overflows_keeps_its_node_in_step() -> None:
             assert result["scale"] == 2.0 ** (8 + rank - overflows)
             assert torch.isfinite(result["trace"]).all()
             assert result["invariant"] < 1e-12
-    plan = strategy("I", dgt.weights.normalise([1.0, 2.0, 3.0]))
-    W = mixing_matrix(dgt.graphs.ring(3), plan.mixing_weights)
     for name, job in SCALED.items():
-        twin = StackedScaled(job)
-        states = reference.gradient_tracking(twin, W, plan, 0.1, job.STEPS, overflows=twin.overflows, **job.options)
+        plan = strategy(job.strategy, dgt.weights.normalise([1.0, 2.0, 3.0]))
+        W, twin = mixing_matrix(dgt.graphs.ring(3), plan.mixing_weights, LAZINESS), StackedScaled(job)
+        follow = reference.exact_diffusion if job.make is dgt.ExactDiffusion else reference.gradient_tracking
+        states = follow(twin, W, plan, 0.1, job.STEPS, overflows=twin.overflows, **job.options)
         for t, state in enumerate(list(states)[1:]):
             for rank in range(3):
                 np.testing.assert_allclose(told[rank][name]["trace"][t], state.theta[rank], rtol=1e-10, atol=1e-12)

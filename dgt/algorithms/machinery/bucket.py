@@ -231,7 +231,8 @@ class StreamBucket:
 
 def _stream(optimizer: NeighbourOptimizer, message: Message, part: slice, wire: str) -> Stream:
     # where there is no room for an inbox per neighbour, one is enough for a message that nobody waits for
-    network, transport, inboxes = optimizer.network, optimizer.transport, 2 if message.needed_at_once else 1
+    waited_for = message.needed_at_once or len(optimizer.messages) == 1
+    network, transport, inboxes = optimizer.network, optimizer.transport, 2 if waited_for else 1
     like = optimizer.flat.values[part]
     if network.schedule is not None:
         return ScheduledStream(network, transport, message.kind, like, inboxes, optimizer.local_steps)

@@ -51,8 +51,10 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     """Vectors like theta, zero at first, that are kept between steps: name in the equations -> name in checkpoints."""
     work_vectors: tuple[str, ...] = ()
     """Vectors like theta that nothing is kept in between steps."""
-    has_array_update: ClassVar[bool] = False
+    has_array_update: bool = False
     """Whether `compute_message_arrays`, `receive_arrays` and `local_step_arrays` are written, for small models."""
+    receives_moves: ClassVar[bool] = False
+    """Whether `receive_arrays` is given W m - m, added up from differences, in place of W m."""
     supports = frozenset({"wire", "local_steps", "bucket_mb"})
 
     # class attributes, so that `close` works if the constructor raised, as when ranks disagree on settings

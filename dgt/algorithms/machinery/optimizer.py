@@ -19,12 +19,14 @@ from dgt.algorithms.machinery.groups import COMPARED, group_facts, group_values
 from dgt.algorithms.machinery.scaling import unscaled
 from dgt.config import WIRES
 from dgt.config.checks import check_choice, check_range
+from dgt.config.schema import LAZINESS
 from dgt.config.settings import meanings
 from dgt.errors import ConfigError, TrainingError
 from dgt.exchange.flat import FlatParameters
 from dgt.exchange.network import Network
+from dgt.network.mixing import check_own_weights
 from dgt.processes import wrappers
-from dgt.processes.agreement import agree
+from dgt.processes.agreement import agree, together
 
 
 def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,6 +90,12 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     """Which of wire, local_steps and bucket_mb may be given; without, they keep their defaults."""
     needs_static_graph: ClassVar[bool] = False
     """Whether neighbours must be the same at every exchange, so that the algorithm is refused on a schedule."""
+    usual_laziness: ClassVar[float] = LAZINESS
+    """`laziness` in configs that do not say another."""
+    least_own_weight: ClassVar[float] = 0.0
+    """What W_ii must be above, on every node."""
+    invariant: ClassVar[str] = "the trackers no longer track"
+    """What is said where `tracking_error` does not sum to zero."""
     twin: ClassVar[Callable[..., Any] | None] = None
     """The same algorithm on stacked arrays, for `dgt simulate`; one of this package is found in `dgt/reference/`."""
 
@@ -135,9 +143,22 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         made_of = {"parameters": self.flat.layout(), "algorithm": type(self).__name__}
         made_of |= group_facts(self.param_groups) | {name: str(value) for name, value in traffic.items()}
         agree(network.node, made_of | {"settings": self._settings_in_words()})
+        self._check_network()
         self._noted: list[Any] = []
         self.iteration = 0
         self._warned = False
+
+    @classmethod
+    def check_strategy(cls, settings: Any, strategy: str) -> None:
+        """Raise `ConfigError` if these settings are not for this strategy."""
+
+    def _check_network(self) -> None:
+        """The same error on all ranks, if the algorithm is not for this strategy, or for the row of any of them."""
+        node, row = self.network.node, self.network.row
+        self.check_strategy(self.settings, self.network.strategy)
+        if self.least_own_weight:
+            name = type(self).__name__
+            together(node, lambda: check_own_weights({node.name: row.own}, self.least_own_weight, name))
 
     def _settings_in_words(self) -> str:
         """The same on all ranks: a base by its name, as a function's own words hold an address."""
@@ -357,7 +378,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
             )
 
     def tracking_error(self) -> torch.Tensor | None:
-        """pi_i (y_i - G_i g_i) [parameters], which sums to zero over the nodes; None without a tracker."""
+        """pi_i (y_i - G_i g_i) [parameters], or what else sums to zero over the nodes; None without a tracker."""
         return None
 
     @classmethod

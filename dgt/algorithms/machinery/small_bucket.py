@@ -57,6 +57,8 @@ class SmallBucket:
         pending.complete()
         np.concatenate(messages, out=self._received_flat)
         self._outbox.release()
+        if optimizer.receives_moves:
+            np.subtract(self._received, messages[0], out=self._received)
         np.dot(self._row, self._received, out=self._mixed)
         optimizer.receive_arrays(self._mixed_views, at, gradient)
 

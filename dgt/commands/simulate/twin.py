@@ -22,7 +22,7 @@ from dgt.errors import ConfigError
 from dgt.network import rounding
 from dgt.network import weights as node_weights
 from dgt.network.changing import mean_matrix
-from dgt.network.mixing import mixing_matrix, strategy
+from dgt.network.mixing import check_own_weights, mixing_matrix, strategy
 from dgt.network.schedules import Schedule, Topology, union_of
 from dgt.network.weights import Weights
 from dgt.problems.least_squares import LeastSquares, smoothness, summarise
@@ -199,10 +199,19 @@ def simulate(
             f"algorithm={config.algorithm.name}: its own twin takes one W, and topology={config.topology.name} has one "
             "for every exchange; use dgt train"
         )
+    _check_rows(config, weights, graph)
     run_dir = claim_run_dir(config, swept)
     with held(Path(run_dir), log.info) as lock:
         refuse_results(Path(run_dir))  # another process may have used the directory before the lock was taken
         return _written(dataclasses.replace(config, run_dir=run_dir), weights, graph, lock, show, command)
+
+
+def _check_rows(config: Config, weights: Weights, graph: Topology) -> None:
+    """Refuse a network whose rows the algorithm cannot take, as its optimizer does on ranks."""
+    kind = config.algorithm.kind
+    if kind.least_own_weight and not isinstance(graph, Schedule):
+        W = mixing_matrix(graph, strategy(config.strategy.name, weights).mixing_weights, config.laziness)
+        check_own_weights(dict(enumerate(W.diagonal().tolist())), kind.least_own_weight, kind.__name__)
 
 
 def _written(
