@@ -197,7 +197,7 @@ def test_a_message_may_be_made_of_the_one_before() -> None:
         (dgt.DSGD, {"wire": "int4"}, {"z_estimate_0", "z_neighbours_estimate_0"}),
         (dgt.DSGD, {"wire": "float16"}, {"z_estimate_0", "z_neighbours_estimate_0"}),
         (dgt.AllReduce, {}, set()),
-        (dgt.ExactDiffusion, {"wire": "bfloat16"}, {"correction", "h_estimate_0", "h_mixed_estimate_0"}),
+        (dgt.ExactDiffusion, {"wire": "bfloat16"}, {"correction", "h_estimate_0", "h_neighbours_estimate_0"}),
         (dgt.ExactDiffusion, {"form": "extra", "momentum": 0.9}, {"correction", "difference", "momentum"}),
         (Toy, {}, {"u", "c"}),
     ],
