@@ -50,6 +50,23 @@ def test_bench_measures_all_variants_by_turns(tmp_path: Path, dgt_here: Callable
     assert json.loads((directory / "bench.json").read_text())["rows"] == list(rows.values())
 
 
+def test_what_sends_less_sends_that_much_less(dgt_here: Callable[..., Said]) -> None:
+    """Against gradient tracking on a ring, with two vectors for each of two neighbours."""
+    less = {
+        "exact_diffusion": 2.0,
+        "extra": 2.0,
+        "one_peer": 2.0,
+        "exact_diffusion_int8": 7.75,
+        "exact_diffusion_int4": 15.0,
+    }
+    words = ["preset=vector", "nodes=4", "rounds=1", "steps=2", f"variants=[shared,{','.join(less)}]"]
+    done = dgt_here("bench", *words, "--json")
+    assert done.code == 0, done.stderr
+    rows = {row["variant"]: row["mb_sent"] for row in json.loads(done.stdout)}
+    for name, times in less.items():
+        assert rows["shared"] / rows[name] == pytest.approx(times, rel=0.01), name
+
+
 def test_bench_under_torchrun(tmp_path: Path) -> None:
     words = ["bench", "preset=sleep", "batch=2", "rounds=1", "steps=1", "variants=[compute,messages,buckets]"]
     done = command([*TORCHRUN, "--nproc-per-node=2", "-m", "dgt", *words, "run_dir=here"], tmp_path)

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 import networkx as nx
 import torch
 
+from dgt.algorithms import ExactDiffusion
 from dgt.commands.bench import peers
 from dgt.commands.bench.presets import Workload
 from dgt.commands.bench.variants import Compute, MirrorNetwork, Tracking, Unchecked, Variant
 from dgt.exchange import shared
 from dgt.exchange.network import Network
-from dgt.network import graphs
+from dgt.network import graphs, schedules
+from dgt.network.schedules import Topology
 from dgt.processes.node import Node
 
 BUCKET_MB = 1.0
@@ -40,13 +42,18 @@ class Bench:
     graph: nx.Graph
     weights: list[float]
 
-    def network(self, graph: nx.Graph | None = None, **options: Any) -> Network:
+    def network(self, graph: Topology | None = None, **options: Any) -> Network:
         """The network of this benchmark, or another graph with its weights."""
         return Network(self.node, self.graph if graph is None else graph, self.weights, **options)
 
-    def tracking(self, transport: str = "", graph: nx.Graph | None = None, **options: Any) -> Variant:
+    def tracking(self, transport: str = "", graph: Topology | None = None, **options: Any) -> Variant:
         """Gradient tracking with these options of the optimizer."""
         return Tracking(self.work, self.network(graph, transport=transport or self.config.transport), **options)
+
+    def exact_diffusion(self, form: str = "diffusion", wire: str = "full") -> Variant:
+        """Exact diffusion in this form."""
+        network = self.network(transport=self.config.transport, laziness=ExactDiffusion.usual_laziness)
+        return Tracking(self.work, network, ExactDiffusion, form=form, wire=wire)
 
     def ddp(self, make: peers.MakeOptimizer | None = None, bfloat16: bool = False) -> Variant:
         """torch's DDP with this optimizer."""
@@ -121,6 +128,16 @@ VARIANTS = {
                          lambda b: b.tracking(local_steps=b.config.local_steps), NEIGHBOURS + "; " + EVERY),
     "exponential": Entry("dgt on an exponential graph, whatever the topology",
                          lambda b: b.tracking(graph=graphs.exponential(b.node.size)), NEIGHBOURS, on_demand=True),
+    "exact_diffusion": Entry("exact diffusion: one vector per exchange",
+                             lambda b: b.exact_diffusion(), NEIGHBOURS, True),
+    "extra": Entry("its EXTRA form, whose message travels during forward and backward",
+                   lambda b: b.exact_diffusion("extra"), NEIGHBOURS, True),
+    "exact_diffusion_int8": Entry("exact diffusion, 8 bits per number on the wire",
+                                  lambda b: b.exact_diffusion(wire="int8"), ROUNDED, True),
+    "exact_diffusion_int4": Entry("exact diffusion, 4 bits per number on the wire",
+                                  lambda b: b.exact_diffusion(wire="int4"), ROUNDED, True),
+    "one_peer": Entry("dgt with one partner per step", lambda b: b.tracking(graph=schedules.one_peer(b.weights)),
+                      "a step mixes with one partner only: dgt simulate says what that costs in steps", True),
     "unchecked": Entry("shared, without looking at what is sent and received",
                        lambda b: Unchecked(b.work, b.network()), NEIGHBOURS, True, _without_shared_memory),
     "crc": Entry("shared, with a checksum of every message",

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dgt.algorithms import GradientTracking
+from dgt.algorithms import GradientTracking, NeighbourOptimizer
 from dgt.commands.bench.presets import Workload
 from dgt.exchange import shared
 from dgt.exchange.frames import Frame, Seal
@@ -53,12 +53,14 @@ class Compute:
 
 
 class Tracking(Compute):
-    """dgt's own optimizer on a network."""
+    """dgt's own optimizer on a network; gradient tracking unless another algorithm is given."""
 
-    def __init__(self, work: Workload, network: Network, **options: Any) -> None:
+    def __init__(
+        self, work: Workload, network: Network, algorithm: type[NeighbourOptimizer] = GradientTracking, **options: Any
+    ) -> None:
         super().__init__(work)
         self.network = network
-        self.optimizer = GradientTracking(self.model.parameters(), lr=LR, network=network, model=self.model, **options)
+        self.optimizer = algorithm(self.model.parameters(), lr=LR, network=network, model=self.model, **options)
 
     def step(self) -> None:
         super().step()
