@@ -21,7 +21,8 @@ import torch
 from dgt.exchange import shared
 from dgt.exchange.acknowledged import Acknowledged
 from dgt.exchange.inboxes import Inboxes, message_tag
-from dgt.exchange.transport import Outbox, Pending, Transport
+from dgt.exchange.pending import Pending
+from dgt.exchange.transport import Outbox, Transport
 from dgt.processes.node import Node
 
 

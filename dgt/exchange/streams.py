@@ -26,7 +26,8 @@ import torch
 
 from dgt.exchange.codecs import PIECE, Codec
 from dgt.exchange.network import Network
-from dgt.exchange.transport import Pending, Transport
+from dgt.exchange.pending import Pending
+from dgt.exchange.transport import Transport
 
 LONG_PIECE = 1 << 19  # numbers worked on at a time, so that a result is still in the cache when it is read
 Move = tuple[slice, torch.Tensor]  # a piece, and sum_j W_ij (m_j - m_i) there

@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from dgt.commands.bench.presets import Workload
 from dgt.commands.bench.variants import LR, Compute
 from dgt.exchange.network import Network
-from dgt.exchange.transport import message_order
+from dgt.exchange.pending import message_order
 from dgt.processes.node import Node
 
 MakeOptimizer = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
