@@ -94,7 +94,7 @@ def test_gaps_as_json_is_a_list_of_cells(dgt_here) -> None:
     ("odd", "words"),
     [
         ("strategy=I", "ranks disagree on strategy: II on ranks 0, 1; I on rank 2"),
-        ("lr=fast", "lr=fast: must be a number (on rank 2)"),
+        ("lr=fast", "lr=fast: must be a number above 0, or auto (on rank 2)"),
     ],
 )
 def test_ranks_started_differently_end_with_one_line(tmp_path: Path, odd: str, words: str) -> None:

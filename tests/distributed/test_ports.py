@@ -33,9 +33,10 @@ table inet firewall {{
 
 
 def close_all_but(hosts: TwoHosts, ports: str) -> None:
-    for name in hosts.names:
-        rules = f"flush ruleset\n{RULES.format(ports=ports)}"
-        subprocess.run(["ip", "netns", "exec", name, "nft", "-f", "-"], input=rules, text=True, check=True, timeout=20)
+    rules = f"flush ruleset\n{RULES.format(ports=ports)}"
+    for number in range(2):
+        line = hosts.hosts.line(number, "nft", "-f", "-")
+        subprocess.run(line, input=rules, text=True, check=True, timeout=20)
 
 
 def start_on_both(hosts: TwoHosts, folder: Path, port: int = PORT, **variables: str) -> list[subprocess.Popen[str]]:
@@ -73,9 +74,9 @@ def test_a_firewall_is_named_and_the_documented_ports_suffice(two_hosts: TwoHost
 
     documented = (TOP / "docs" / "clusters.md").read_text()
     assert f'net.ipv4.ip_local_port_range="{RANGE}"' in documented
-    for name in two_hosts.names:
+    for number in range(2):
         setting = ["sysctl", "-q", "-w", f"net.ipv4.ip_local_port_range={RANGE}"]
-        subprocess.run(["ip", "netns", "exec", name, *setting], check=True, timeout=20)
+        subprocess.run(two_hosts.hosts.line(number, *setting), check=True, timeout=20)
     close_all_but(two_hosts, f"22, {PORT}, {RANGE.replace(' ', '-')}")
     codes, said = ends_of(start_on_both(two_hosts, tmp_path / "open"))
     assert codes == [0, 0], said
