@@ -53,6 +53,9 @@ def test_every_dgt_command_runs(line: str, examples: Path, dgt_here: Callable[..
     if words[0] == "bench":  # all ways, and large models, take minutes; they have tests of their own
         words += ["nodes=4", "variants=[compute,shared]"]
     extra = [] if "--help" in words else SMALL[words[0]] + (STAND_IN if "experiment=cifar10" in line else [])
+    if words[0] == "simulate" and re.search(r"weights=[A-D]", line):  # which say how many nodes there are
+        extra = ["iterations=3"]
+    words = [word.replace("weights=A,B,C,D", "weights=A,B") for word in words]  # half of the cells
     if "epochs=" in line:  # ten of the text are fifty iterations
         words, extra = [word.replace("epochs=10", "epochs=1") for word in words], []
     if re.search(r"schedule\.warmup=|experiment=text", line):
