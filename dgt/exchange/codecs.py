@@ -35,8 +35,9 @@ class Codec(Protocol):
     """How long a vector is with the numbers that fill up its last group."""
     piece: int
     """How many of them are worked on at a time."""
-    empty: torch.Tensor
-    """A message to make room for."""
+
+    def empty(self) -> torch.Tensor:
+        """A message to make room for."""
 
     def split(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
         """The pieces of a vector of `numbers` numbers."""
@@ -70,9 +71,12 @@ class Narrow:
     def __init__(self, dtype: torch.dtype, like: torch.Tensor) -> None:
         self.numbers = like.numel()
         self.piece = PIECE if like.device.type == "cpu" else max(self.numbers, 1)
-        self.empty = torch.empty_like(like, dtype=dtype)
+        self._dtype, self._device = dtype, like.device
         self._largest = torch.finfo(dtype).max
         self._scratch = torch.empty_like(like[: self.piece])
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(self.numbers, dtype=self._dtype, device=self._device)
 
     def split(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
         return vector.split(self.piece)
@@ -106,7 +110,7 @@ class Blocks:
         self._bits, self._levels = rounding.BITS[wire], LEVELS[wire]
         self.numbers = rounding.padded(like.numel())
         self.piece = STRETCH if like.device.type == "cpu" else STRETCH * ON_GPU
-        self.empty = like.new_empty(rounding.message_bytes(wire, self.numbers), dtype=torch.uint8)
+        self._message_bytes, self._device = rounding.message_bytes(wire, self.numbers), like.device
         self._lengths = [min(self.piece, self.numbers - start) for start in range(0, self.numbers, self.piece)]
         self._part_bytes = [rounding.message_bytes(wire, length) for length in self._lengths]
         starts = range(first, first + self.numbers, self.piece)
@@ -114,6 +118,9 @@ class Blocks:
         self._noise = _noise(self.piece, like.dtype, like.device)
         memory = like.new_empty(2, self._lengths[0])
         self._scratch = {length: _Scratch(memory, length, self._bits) for length in {*self._lengths}}
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(self._message_bytes, dtype=torch.uint8, device=self._device)
 
     def split(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
         return vector.view(-1, BLOCK).split(self.piece // BLOCK)

@@ -174,7 +174,7 @@ class CompressedStream(Stream):
         every: int = 1,
     ) -> None:  # fmt: skip
         """every: steps from one exchange to the next, by which exchanges are counted."""
-        super().__init__(network, transport, kind, codec.empty, inboxes)
+        super().__init__(network, transport, kind, codec.empty(), inboxes)
         self._codec, self._every, length = codec, every, like.numel()
         # as long as whole blocks; what is behind the vector's end stays zero
         dtypes = like.dtype, torch.float64, torch.float64

@@ -65,9 +65,9 @@ class Case:
 MODEL = 4 * SIZE
 CASES = [
     Case("auto", "full", 2**30, "7"),
-    Case("auto", "bfloat16", 2**30, "11"),
+    Case("auto", "bfloat16", 2**30, "15"),
     Case("messages", "full", 2**30, "5 + 2 * degree"),
-    Case("messages", "bfloat16", 2**30, "10 + degree"),
+    Case("messages", "bfloat16", 2**30, "14 + degree"),
     Case("messages", "full", 0, "8"),
     Case("messages", "full", 5 * MODEL + MODEL // 2, "5 + 2 * 2 if degree == 2 else 5 + 5 + 1"),
 ]

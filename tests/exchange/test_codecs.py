@@ -25,7 +25,7 @@ def sent(values: torch.Tensor, wire: str, exchange: int = 0, made: Codec | None 
     made = made or codec(wire, values, "parameters", 0, 0)
     vector, estimate, heard = (torch.zeros(made.numbers, dtype=values.dtype) for _ in range(3))
     vector[: values.numel()] = values
-    message = torch.zeros_like(made.empty)
+    message = torch.zeros_like(made.empty())
     parts = made.cut(message)
     for number, pieces in enumerate(zip(made.split(vector), made.split(estimate), parts, strict=True)):
         made.send(*pieces, number, exchange)
@@ -51,7 +51,7 @@ def test_every_length_is_rounded_to_its_neighbours(wire: str, dtype: torch.dtype
 def test_sizes_are_those_of_the_messages(wire: str) -> None:
     """1.03 and 0.53 bytes per number, in whole groups of 128."""
     for length in LENGTHS:
-        size = codec(wire, torch.zeros(length), "parameters", 0, 0).empty.numel()
+        size = codec(wire, torch.zeros(length), "parameters", 0, 0).empty().numel()
         assert round(length * rounding.bytes_per_number(wire, length, 4)) == size
         assert size == math.ceil(length / 128) * {"int8": 132, "int4": 68}[wire]
 

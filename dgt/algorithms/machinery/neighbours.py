@@ -42,7 +42,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     Parameter-sized buffers on a CPU: theta, gradient and the state vectors; each message twice where neighbours share
     memory, else once, with an inbox per neighbour. All inboxes of an optimizer take at most 1 GiB
     (`inboxes.MOST_BYTES`); beyond it a message that is needed at once has two and another one, whatever the degree. A
-    narrow wire needs up to two more per message.
+    narrow wire keeps the vector and two float64 estimates per message.
     """
 
     messages: tuple[Message, ...]
