@@ -56,7 +56,7 @@ class GradientTracking(NeighbourOptimizer):
 
     Parameter-sized buffers on a CPU: theta, gradient, B, and z and y, twice each where neighbours share memory: seven,
     whatever the degree. By messages z and y once each, and two inboxes per neighbour: 5 + 2 degree, while all inboxes
-    take at most 1 GiB, beyond it three inboxes: eight, whatever the degree. A narrow wire keeps ten more of a float32 model;
+    take at most 1 GiB, beyond it three inboxes: eight, whatever the degree. A narrow wire has ten more (float32);
     momentum one; a base one (predicted three), and what it keeps itself.
     """
 
