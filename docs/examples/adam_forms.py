@@ -118,9 +118,11 @@ class Mixing:
         if graph in SCHEDULES:
             self.partners = 1.0
         else:
-            made: nx.Graph = getattr(dgt.graphs, graph)(weights.size)
-            self.partners = 2 * made.number_of_edges() / weights.size
-            self._static = torch.tensor(mixing_matrix(made, self._weights, LAZINESS).toarray(), dtype=dtype)
+            name, _, rounds = graph.partition("^")
+            made: nx.Graph = getattr(dgt.graphs, name)(weights.size)
+            self.partners = 2 * made.number_of_edges() / weights.size * int(rounds or 1)
+            W = mixing_matrix(made, self._weights, LAZINESS).toarray()
+            self._static = torch.tensor(np.linalg.matrix_power(W, int(rounds or 1)), dtype=dtype)
 
     def at(self, step: int) -> Tensor:
         """[nodes, nodes]."""
@@ -311,7 +313,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default 300; with --exact 12000")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--graph", default="ring", help=f"a graph of dgt.graphs, or one of {', '.join(SCHEDULES)}")
+    parser.add_argument(
+        "--graph", default="ring", help=f"a graph of dgt.graphs (ring^2: two rounds), or {', '.join(SCHEDULES)}"
+    )
     parser.add_argument("--lr", type=float, help="default 0.003; with --exact 0.03")
     parser.add_argument("--beta2", type=float, default=0.999)
     parser.add_argument("--eps", type=float, default=1e-8)
