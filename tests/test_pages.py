@@ -41,6 +41,7 @@ RUN_BY = {
     r"dgt train -m hydra/launcher=slurm": "distributed/test_sweeps.py::test_a_sweep_of_jobs_is_the_local_sweep",
     r"sudo dgt bench preset=links": f"{BENCH}::test_hosts_on_slow_links",
     r"python docs/examples/adam_forms": "reference/test_adam_forms.py::test_every_form_trains_the_transformer",
+    r"python docs/examples/cheaper_figures": "reference/test_cheaper_figures.py::test_tables_and_figure_of_the_page",
     r"dgt run -n 4 against_ddp": "distributed/test_shown.py::test_the_example_beside_ddp_trains_both_ways",
     r"sudo sysctl": "distributed/test_ports.py::test_a_firewall_is_named_and_the_documented_ports_suffice",
     r"python load_model.py": "distributed/test_models_of_runs.py::test_the_example_loads_a_model_without_dgt",
