@@ -53,9 +53,14 @@ class Inboxes:
         """Where the message of the neighbour at this position comes in."""
         return self.frames[position % len(self.frames)]
 
+    @property
+    def has_room_for_all(self) -> bool:
+        """Whether every neighbour has an inbox of its own."""
+        return len(self.frames) >= len(self._peers)
+
     def payloads(self) -> list[torch.Tensor]:
         """All neighbours' messages, where each has an inbox of its own."""
-        assert len(self.frames) == len(self._peers)
+        assert self.has_room_for_all
         return [frame.payload for frame in self.frames]
 
     def expect(self, position: int, number: int) -> None:

@@ -131,15 +131,20 @@ class Pending:
             self._wait(work, None, deadline)
         self._batch = []
         for position, peer in enumerate(self._others if not self._collected else []):
-            if not outbox.uses_nccl:
-                self._wait(self._inboxes.take(position), peer, deadline)
-            inbox = self._inboxes.frame(position)
-            outbox.seal.check([(peer, inbox)], self._number, self._step)
-            yield peer, inbox.payload
-            if not outbox.holds_messages:
+            yield peer, self._arrived(position, deadline)
+            if not self._outbox.holds_messages:
                 self._free(position)
         self._collected = True
         self._settle()
+
+    def _arrived(self, position: int, deadline: float) -> torch.Tensor:
+        """The message of the neighbour at this position, once it is there."""
+        peer, outbox = self._others[position], self._outbox
+        if not outbox.uses_nccl:
+            self._wait(self._inboxes.take(position), peer, deadline)
+        inbox = self._inboxes.frame(position)
+        outbox.seal.check([(peer, inbox)], self._number, self._step)
+        return inbox.payload
 
     def _free(self, position: int) -> None:
         """The message at this position was read; another may come in."""
@@ -152,7 +157,10 @@ class Pending:
 
     def in_order(self) -> Iterator[list[tuple[int, torch.Tensor]]]:
         """(peer, buffer) of all neighbours, ascending, whichever way their messages come: sums are the same bit by bit
-        wherever ranks are. Those that are there at once, in shared memory, come several at a time."""
+        wherever ranks are. Those that can be read side by side come together, so that a sum is written once."""
+        if self._outbox.keeps_all(self._inboxes):
+            yield from self._all_together()
+            return
         near, far = dict(self.shared()), self.messages()
         run: list[tuple[int, torch.Tensor]] = []
         for peer in self._peers:
@@ -167,6 +175,18 @@ class Pending:
             yield run
         for _ in far:  # it has an end to come to
             raise AssertionError("more messages than neighbours")
+
+    def _all_together(self) -> Iterator[list[tuple[int, torch.Tensor]]]:
+        """One run of all neighbours; the receives of their next messages are posted after it."""
+        deadline = time.monotonic() + self._node.timeout
+        found = dict(self.shared())
+        found |= {peer: self._arrived(position, deadline) for position, peer in enumerate(self._others)}
+        if found:
+            yield [(peer, found[peer]) for peer in self._peers]
+        for position in range(len(self._others) if not self._outbox.holds_messages else 0):
+            self._free(position)
+        self._collected = True
+        self._settle()
 
     def collect(self) -> Iterator[tuple[int, torch.Tensor]]:
         """(peer, buffer) of all neighbours, ascending."""

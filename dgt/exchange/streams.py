@@ -30,7 +30,7 @@ from dgt.exchange.pending import Pending
 from dgt.exchange.transport import Transport
 
 LONG_PIECE = 1 << 19  # numbers worked on at a time, so that a result is still in the cache when it is read
-Move = tuple[slice, torch.Tensor]  # a piece, and sum_j W_ij (m_j - m_i) there
+Move = tuple[slice, torch.Tensor, float]  # a piece, d, and the share by which d is sum_j W_ij (m_j - m_i) there
 
 
 class Stream:
@@ -112,19 +112,25 @@ class Stream:
         """
         first = True
         for moves in self._moves():
-            for part, change in moves:
-                torch.add(self._own[part] if first else out[part], change, out=out[part])
-                kept[part].add_(change, alpha=-scale)
+            for part, change, share in moves:
+                torch.add(self._own[part] if first else out[part], change, alpha=share, out=out[part])
+                kept[part].add_(change, alpha=-scale * share)
             first = False
         if first:
             out.copy_(self._own)  # a network of one node
 
     def difference(self, out: torch.Tensor) -> None:
         """out = m - W m, added up from differences."""
-        out.zero_()
+        first = True
         for moves in self._moves():
-            for part, change in moves:
-                out[part].sub_(change)
+            for part, change, share in moves:
+                if first:
+                    torch.mul(change, -share, out=out[part])
+                else:
+                    out[part].add_(change, alpha=-share)
+            first = False
+        if first:
+            out.zero_()
 
     @property
     def _own(self) -> torch.Tensor:
@@ -139,15 +145,15 @@ class Stream:
         self._finish()
 
     def _moves_of(self, heard: Sequence[tuple[torch.Tensor, float]]) -> Iterator[Move]:
-        own, rooms = self._own, self._rooms(2)
+        own, rooms, whole = self._own, self._rooms(2), heard[0][1]
         for part in _parts(own):
             change, one = (room[: part.stop - part.start] for room in rooms)
             for place, (theirs, share) in enumerate(heard):
                 if place:
-                    change.add_(torch.sub(theirs[part], own[part], out=one), alpha=share)
+                    change.add_(torch.sub(theirs[part], own[part], out=one), alpha=share / whole)
                 else:
-                    torch.sub(theirs[part], own[part], out=change).mul_(share)
-            yield part, change
+                    torch.sub(theirs[part], own[part], out=change)
+            yield part, change, whole
 
     def _rooms(self, count: int) -> list[torch.Tensor]:
         """Vectors of the length of a piece, made when they are first asked for."""
@@ -224,7 +230,7 @@ class CompressedStream(Stream):
         for _, vector, estimate, heard in self._complete(self._vector):
             start, stop = stop, stop + vector.numel()
             change = self._scratch[: vector.numel()]
-            yield slice(start, stop), torch.add(heard, estimate, alpha=self.row.own - 1, out=change)
+            yield slice(start, stop), torch.add(heard, estimate, alpha=self.row.own - 1, out=change), 1.0
 
     def _complete(self, out: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         """sum_j W_ij e_j += sum_j W_ij q_j; each piece of out, m, e_i and that sum, once the sum is complete."""

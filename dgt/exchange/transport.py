@@ -189,6 +189,10 @@ class Outbox:
         found |= dict(zip(self.others, self.inboxes.payloads(), strict=True))
         return [found[peer] for peer in self.transport.peers]
 
+    def keeps_all(self, inboxes: Inboxes) -> bool:
+        """Whether the messages of all neighbours can be in main memory at the same time."""
+        return not self.uses_nccl and self._staged is None and inboxes.has_room_for_all
+
     def inboxes_of(self, others: Sequence[int]) -> Inboxes:
         """Where the messages of an exchange with these come in."""
         return self.inboxes
