@@ -184,9 +184,8 @@ class FlatParameters:
 
     @torch.no_grad()
     def _write_parameters(self, part: slice | None) -> None:
-        for number in self._copies:
-            if part is None or part.start <= self.places[number].start < part.stop:
-                self.parameters[number].copy_(self._views[number])
+        for number in self._copies if part is None else self._copies.intersection(self._numbers_in(part)):
+            self.parameters[number].copy_(self._views[number])
 
     def versions(self, part: slice) -> list[int]:
         """How often each parameter in this part was changed in place; 0 where torch does not count, or we do it."""
@@ -206,21 +205,29 @@ class FlatParameters:
                 )
 
     def _numbers_in(self, part: slice) -> list[int]:
-        return [number for number, place in enumerate(self.places) if part.start <= place.start < part.stop]
+        """The parameters that this part has numbers of."""
+        reach = ((number, place) for number, place in enumerate(self.places) if place.start < place.stop)
+        return [number for number, place in reach if place.start < part.stop and part.start < place.stop]
 
     def pieces(self, length: int, part: slice) -> list[Piece]:
         """This part of the buffer cut at the borders of the parameters, and within them every `length` numbers."""
         found, group = [], 0
-        for parameter, place in zip(self.parameters, self.places, strict=True):
-            if not part.start <= place.start < place.stop <= part.stop:
-                continue
+        for number in self._numbers_in(part):
+            parameter, place = self.parameters[number], self.places[number]
             while place.start >= self.slices[group].stop:
                 group += 1
-            for first in range(0, parameter.numel(), length):
-                last = min(first + length, parameter.numel())
-                inside, outside = slice(first, last), slice(place.start + first, place.start + last)
-                found.append(Piece(parameter, inside, outside, group))
+            end = min(place.stop, part.stop)
+            for first in range(max(place.start, part.start), end, length):
+                last = min(first + length, end)
+                inside = slice(first - place.start, last - place.start)
+                found.append(Piece(parameter, inside, slice(first, last), group))
         return found
+
+    def cut(self, most: int, unit: int) -> list[slice]:
+        """The buffer in at most so many parts, each a multiple of `unit` numbers long but for the last."""
+        total = self.values.numel()
+        length = -(-total // (most * unit)) * unit
+        return [slice(first, min(first + length, total)) for first in range(0, total, length)]
 
     def buckets(self, size: int) -> list[slice]:
         """Stretches of whole parameters with at least `size` bytes each, last first: gradients come in that order."""

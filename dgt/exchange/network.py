@@ -104,6 +104,12 @@ class Network:
             changing.own_share(self.rows, own_weight, lambdas, first, schedule.rounds) for first in firsts
         ]
 
+    @property
+    def uses_links(self) -> bool:
+        """Whether neighbours may be on other hosts, or are reached as if they were; the same on all ranks."""
+        started_as = self.node.placement  # before any loss
+        return self.transport == "messages" or started_as.local_size < started_as.size
+
     def row_at(self, turn: int) -> MixingRow:
         """The mixing row of exchange `turn` of the schedule; on a graph the row."""
         return self.row if self.schedule is None else self.rows[turn % len(self.rows)]

@@ -124,7 +124,6 @@ class Pending:
 
     def messages(self) -> Iterator[tuple[int, torch.Tensor]]:
         """(peer, buffer) of all other neighbours, ascending; the buffer holds until the next one is asked for."""
-        outbox = self._outbox
         # patience counts from here: a neighbour may have been computing while its message was expected
         deadline = time.monotonic() + self._node.timeout
         for work in self._batch:

@@ -21,10 +21,14 @@ from dgt.algorithms.machinery.optimizer import DecentralizedOptimizer
 from dgt.algorithms.machinery.small_bucket import SmallBucket
 from dgt.errors import ConfigError
 from dgt.exchange.network import Network
-from dgt.exchange.streams import Stream
+from dgt.exchange.streams import LONG_PIECE, Stream
 
 # Below this size a message costs the same whatever it holds, so all vectors share one.
 ONE_MESSAGE_BYTES = 64 * 1024
+# A message costs some time whatever it holds, and a part some memory of its own.
+MOST_PARTS = 8
+# A message costs some time whatever it holds, and a part some memory of its own.
+MOST_PARTS = 8
 
 
 class NeighbourOptimizer(DecentralizedOptimizer):
@@ -60,6 +64,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     # class attributes, so that `close` works if the constructor raised, as when ranks disagree on settings
     buckets: list[Bucket] = []  # noqa: RUF012
     _backward: ExchangeDuringBackward | None = None
+    _in_parts = False  # buckets that leave one after another, at the end of backward
 
     def __init__(
         self,
@@ -205,8 +210,20 @@ class NeighbourOptimizer(DecentralizedOptimizer):
         fits = fits and self.network.schedule is None
         if fits and self.has_array_update and self.base is None:
             return [SmallBucket(self)]
-        parts = self.flat.buckets(int(bucket_mb * 2**20)) if bucket_mb else [slice(0, theta.numel())]
+        parts = self.flat.buckets(int(bucket_mb * 2**20)) if bucket_mb else self._parts()
+        self._in_parts = len(parts) > 1 and not bucket_mb
         return [StreamBucket(self, part, wire) for part in parts]
+
+    def _parts(self) -> list[slice]:
+        """Between hosts a long vector leaves in parts: one is computed, or mixed, while another one travels.
+
+        All ranks cut alike, also those whose neighbours are all on their host.
+        """
+        theta, network = self.flat.values, self.network
+        several_rounds = network.schedule is not None and network.schedule.rounds > 1
+        if several_rounds or theta.device.type != "cpu" or not network.uses_links:
+            return [slice(0, theta.numel())]
+        return self.flat.cut(MOST_PARTS, LONG_PIECE)
 
     def update(self) -> None:
         if self._backward is not None and self.found_inf is not None:
@@ -298,8 +315,25 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     def _checked_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         saved = state_dict.get("dgt") if isinstance(state_dict, dict) else None
         if isinstance(saved, dict):
-            state_dict = {**state_dict, "dgt": saved | self._estimates_of_neighbours(saved)}
+            saved = saved | self._estimates_of_neighbours(saved)
+            state_dict = {**state_dict, "dgt": saved | self._estimates_in_parts(saved)}
         return super()._checked_state(state_dict)
+
+    def _estimates_in_parts(self, saved: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """A narrow wire's estimates, cut as they are here: a run has one part of them on one host, else several."""
+        cut: dict[str, torch.Tensor] = {}
+        lengths = [bucket.part.stop - bucket.part.start for bucket in self.buckets]
+        for name in self.buckets[0].state():
+            there = [saved[key] for part in range(MOST_PARTS) if (key := f"{name}_part{part}") in saved]
+            there = there or [saved[key] for key in [f"{name}_0"] if key in saved]
+            if sum(map(len, there)) == sum(lengths):
+                found = torch.cat(there).split(lengths)
+                cut |= {f"{name}_{self._label(number)}": part for number, part in enumerate(found)}
+        return cut
+
+    def _label(self, number: int) -> str:
+        """Of a bucket, in names of its state."""
+        return f"part{number}" if self._in_parts else str(number)
 
     def _estimates_of_neighbours(self, saved: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Of a state of version 0.1.0, which kept them together with the node's own: sum_j W_ij e_j - W_ii e_i."""
@@ -312,5 +346,5 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     def buffers(self) -> dict[str, torch.Tensor]:
         state = {self.state_vectors[name]: vector for name, vector in self.vectors.items()}
         for number, bucket in enumerate(self.buckets):
-            state |= {f"{name}_{number}": tensor for name, tensor in bucket.state().items()}
+            state |= {f"{name}_{self._label(number)}": tensor for name, tensor in bucket.state().items()}
         return {**super().buffers(), **state}
