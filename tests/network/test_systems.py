@@ -126,26 +126,27 @@ def test_contraction_is_the_rate_at_which_runs_converge(case: Case, monkeypatch:
     """The mean per step over periods of 2, 3, 4, 6 and 12 steps; and as it is found on larger networks."""
     problem, quadratic = drawn(case.nodes, 0.0, range(1))
     rate = stability.contraction(case.system, quadratic.curvature[:, 0], case.lr)
-    distance = [np.linalg.norm(state.theta - quadratic.optimum(case.weights)) for state in case.runs(problem, 240)]
-    assert distance[240] > 1e-11, "above rounding"
-    swings = 6e-3 if case.settings else 3e-3  # complex eigenvalues
-    assert (distance[240] / distance[120]) ** (1 / 120) == pytest.approx(rate, abs=swings)
+    found = np.array(distances(case, problem, quadratic, case.lr, 240))
+    end = 24 * (int((found > 1e-10).sum()) // 24)  # above rounding, whole periods
+    swings = 1e-2 if case.settings else 5e-3  # complex eigenvalues
+    assert (found[end] / found[end // 2]) ** (2 / end) == pytest.approx(rate, abs=swings)
     monkeypatch.setattr(stability, "EXACT_NODES", 4)
-    assert stability.contraction(case.system, quadratic.curvature[:, 0], case.lr) == pytest.approx(rate, abs=1.5e-3)
+    assert stability.contraction(case.system, quadratic.curvature[:, 0], case.lr) == pytest.approx(rate, abs=3e-3)
 
 
 @pytest.mark.parametrize("case", CASES[:-2], ids=str)
 def test_runs_converge_below_the_stable_step_and_diverge_above(case: Case) -> None:
     problem, quadratic = drawn(case.nodes, 0.0, range(1))
     limit, _ = stability.largest_stable_step(case.system, quadratic.curvature)
-    below, above = (distances(case, problem, quadratic, share * limit) for share in (0.9, 1.15))
+    below, above = (distances(case, problem, quadratic, share * limit, 2500) for share in (0.9, 1.15))
     assert below[-1] < max(0.8 * below[1250], 1e-12)  # close to the limit it is slow
     assert not above[-1] < 10 * above[0]
 
 
-def distances(case: Case, problem: Any, quadratic: Quadratic, lr: float) -> list[float]:
+def distances(case: Case, problem: Any, quadratic: Quadratic, lr: float, iterations: int) -> list[float]:
+    optimum = quadratic.optimum(case.weights)
     with np.errstate(all="ignore"):
-        return [float(np.linalg.norm(s.theta - quadratic.optimum(case.weights))) for s in case.runs(problem, 2500, lr)]
+        return [float(np.linalg.norm(state.theta - optimum)) for state in case.runs(problem, iterations, lr)]
 
 
 def test_the_limit_on_a_sorted_hypercube_is_a_half_to_a_third() -> None:
