@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,11 @@ class Prediction:
 
     def reached(self, share: float) -> int | None:
         """The first of the times at which the gradient norm is at most this share of its start, if any."""
-        return self._first(self.norms.mean(1) <= share * self.start)
+        return self.below(share * self.start)
+
+    def below(self, level: float) -> int | None:
+        """The first of the times at which the gradient norm is at most this."""
+        return self._first(self.norms.mean(1) <= level)
 
     def agreed(self, share: float) -> int | None:
         """The first of the times at which gradient norm and consensus error both are."""
@@ -107,7 +111,15 @@ def advantage(one: Prediction, other: Prediction) -> Advantage:
     return Advantage(float(differences.mean()), float(differences.std() / np.sqrt(differences.size)))
 
 
-def ranked(items: Sequence[Item], value: Callable[[Item], float], cost: Callable[[Item], float]) -> list[Item]:
+def summed(quadratic: Quadratic, weights: Weights) -> Quadratic:
+    """1/n sum_i lambda_i F_i on a single node, from the weighted mean of the starts: what centralised SGD descends."""
+    shares = weights / weights.size
+    parts = (quadratic.curvature, quadratic.pull, quadratic.start)
+    curvature, pull, start = (np.tensordot(shares, part, 1)[None] for part in parts)
+    return Quadratic(curvature, pull, start, quadratic.noise * float(np.linalg.norm(shares)))
+
+
+def ranked(items: Sequence[Item], value: Callable[[Item], float], cost: Callable[[Item], Any]) -> list[Item]:
     """By value, lowest first; of those as good as the best that is left (`TIE`), the one of lowest cost comes next."""
     left, order = sorted(items, key=value), []
     while left:
@@ -117,9 +129,3 @@ def ranked(items: Sequence[Item], value: Callable[[Item], float], cost: Callable
         left = [item for item in left if item is not chosen]
         order.append(chosen)
     return order
-
-
-def iteration_seconds(compute: float, latency: float, sending: float, overlaps: bool) -> float:
-    """z and then y travel, `latency` + `sending` seconds each; y while the next gradient is computed, if allowed."""
-    travel = latency + sending
-    return travel + max(compute, travel) if overlaps else compute + latency + 2 * sending
