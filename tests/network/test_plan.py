@@ -160,12 +160,6 @@ def test_of_equals_the_cheapest_comes_first() -> None:
     assert plan.ranked(items, lambda item: item[0], lambda item: item[1]) == [items[1], items[2], items[0], items[3]]
 
 
-def test_an_iteration_takes_as_long_as_its_messages_and_its_gradient() -> None:
-    assert plan.iteration_seconds(0.1, 0.01, 0.05, overlaps=False) == pytest.approx(0.21)
-    assert plan.iteration_seconds(0.1, 0.01, 0.05, overlaps=True) == pytest.approx(0.16)
-    assert plan.iteration_seconds(0.01, 0.01, 0.05, overlaps=True) == pytest.approx(0.12)
-
-
 @dataclass
 class Pair:
     """Weights and a graph: by how much Strategy II should be ahead, and by how much it is."""

@@ -140,7 +140,7 @@ class Selection:
                 check_schedule(config.algorithm.kind, rounds, {"wire": config.wire, "bucket_mb": config.bucket_mb})
             made = list(self._strategies(config, graph))
         except ConfigError as error:
-            self._refuse(error, f"{algorithm} on {label}", ("topology", "algorithm", "wire"))
+            self._refuse(error, f"{config.algorithm.name} on {label}", ("topology", "algorithm", "wire"))
             return
         why = self._beyond(label, algorithm, config, graph, most)
         if why:

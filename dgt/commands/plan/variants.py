@@ -78,7 +78,7 @@ def variants(overrides: Sequence[str], has_link: bool) -> Variants:
         check(config)
     first = next(iter(algorithms.values()))
     named = frozenset([*given, *(group for group in GROUPS if _is_custom(group, settings[group]))])
-    left_out = refused if "algorithm" in named else {}
+    left_out = refused if "algorithm" in named or settings["algorithm"] else {}
     return Variants(graphs, algorithms, _exchanges(given, first, has_link), _strategies(given), named, left_out)
 
 
@@ -143,22 +143,25 @@ def _key(word: str) -> str:
 
 
 def _algorithms(kept: Sequence[str], runs: dict[str, list[_Run]]) -> tuple[dict[str, Config], dict[str, str]]:
-    """A config for every algorithm, on the first graph, and why others are not among them."""
+    """A config for every algorithm, on the first graph, and why others are not among them.
+
+    Raises where none is left, and where a setting was meant for one that is not.
+    """
     found: dict[str, Config] = {}
-    left_out: dict[str, str] = {}
-    error: ConfigError | None = None
+    errors: list[tuple[_Run, ConfigError]] = []
+    used: set[str] = set()
     for run in runs["algorithm"]:
         try:
             config = composing.compose([*kept, *runs["topology"][0].words, *run.words])
-        except ConfigError as why:
-            left_out[run.label(run.words[0].partition("=")[2])] = str(why)
-            error = error or why
+        except ConfigError as error:
+            errors.append((run, error))
             continue
         found[run.label(config.algorithm.name)] = config
-    if not found:
-        assert error is not None, "there is at least one"
-        raise error
-    return found, left_out
+        used.update(run.words)
+    for run, error in errors:
+        if not found or not used.issuperset(run.words[1:]):
+            raise error
+    return found, {run.label(run.words[0].partition("=")[2]): str(error) for run, error in errors}
 
 
 def _graphs(kept: Sequence[str], runs: dict[str, list[_Run]], algorithms: dict[str, Config]) -> dict[str, Config]:
