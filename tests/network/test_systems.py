@@ -2,71 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
 import pytest
 
-from dgt import reference
 from dgt.network import graphs, moments, schedules, stability, systems, weights
-from dgt.network.schedules import Topology
-from dgt.network.systems.base import Quadratic, System
-from dgt.network.weights import Weights
+from tests.network.cases import Case, disagreement, distances
 from tests.network.quadratics import Noisy, drawn, weighted_gradients
-
-WEIGHTS = {n: weights.normalise(np.linspace(0.3, 2.2, n)) for n in (7, 8)}
-LAZINESS = {"gradient_tracking": 0.3, "exact_diffusion": 0.35, "dsgd": 0.3}
-
-
-@dataclass
-class Case:
-    """An algorithm on a network, to be predicted and to be run."""
-
-    algorithm: str
-    topology: str = "grid"
-    strategy: str = "II"
-    local_steps: int = 1
-    nodes: int = 7
-    lr: float = 0.02
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Of the algorithm, and `rounds` of a schedule."""
-
-    def __str__(self) -> str:
-        words = [self.algorithm, self.topology, self.strategy, *(f"{key}={it}" for key, it in self.settings.items())]
-        return "-".join([*words, *[f"H{self.local_steps}"] * (self.local_steps > 1)])
-
-    @property
-    def weights(self) -> Weights:
-        return WEIGHTS[self.nodes]
-
-    @property
-    def graph(self) -> Topology:
-        rounds = self.settings.get("rounds", 1)
-        if self.topology.startswith("one_peer"):
-            return schedules.one_peer(self.weights, rounds=rounds)
-        return getattr(graphs, self.topology)(self.nodes)
-
-    @property
-    def own_settings(self) -> dict[str, Any]:
-        return {key: value for key, value in self.settings.items() if key != "rounds"}
-
-    @property
-    def system(self) -> System:
-        kind = systems.named(self.algorithm)
-        assert kind is not None
-        return kind.of(
-            self.graph, self.weights, self.strategy, LAZINESS[self.algorithm], local_steps=self.local_steps,
-            **self.own_settings,
-        )  # fmt: skip
-
-    def runs(self, problem: reference.StackedProblem, iterations: int, lr: float = 0.0) -> Iterator[reference.State]:
-        return reference.states(
-            self.algorithm, problem, self.graph, self.weights, self.strategy, laziness=LAZINESS[self.algorithm],
-            lr=lr or self.lr, iterations=iterations, local_steps=self.local_steps, **self.own_settings,
-        )  # fmt: skip
-
 
 HEAVY_BALL, NESTEROV, EXTRA = {"momentum": 0.8}, {"momentum": 0.8, "nesterov": True}, {"form": "extra"}
 GT, ED = "gradient_tracking", "exact_diffusion"
@@ -102,12 +43,6 @@ def test_without_noise_the_prediction_is_the_run(case: Case) -> None:
         assert distance == pytest.approx(disagreement(case, found[t].theta), rel=1e-8), t
 
 
-def disagreement(case: Case, theta: np.ndarray) -> np.ndarray:
-    """sqrt(1/n sum_i lambda_i |theta_i - average|^2), [draws]."""
-    average = np.tensordot(case.system.plan.average_weights, theta, 1)
-    return np.sqrt(np.tensordot(case.weights / case.nodes, ((theta - average) ** 2).sum(-1), 1))
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_with_noise_the_prediction_is_the_mean_of_many_runs(case: Case) -> None:
     copies, times = 400, [0, 1, 2, 3, 10, 60, 61]
@@ -141,12 +76,6 @@ def test_runs_converge_below_the_stable_step_and_diverge_above(case: Case) -> No
     below, above = (distances(case, problem, quadratic, share * limit, 2500) for share in (0.9, 1.15))
     assert below[-1] < max(0.8 * below[1250], 1e-12)  # close to the limit it is slow
     assert not above[-1] < 10 * above[0]
-
-
-def distances(case: Case, problem: Any, quadratic: Quadratic, lr: float, iterations: int) -> list[float]:
-    optimum = quadratic.optimum(case.weights)
-    with np.errstate(all="ignore"):
-        return [float(np.linalg.norm(state.theta - optimum)) for state in case.runs(problem, iterations, lr)]
 
 
 def test_the_limit_on_a_sorted_hypercube_is_a_half_to_a_third() -> None:
