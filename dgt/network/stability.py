@@ -15,6 +15,8 @@ from dgt.network.systems.base import Array, System, Vectors
 from dgt.network.weights import Weights
 
 EXACT_NODES = 200  # up to here the contraction is an eigenvalue, above a growth rate
+REFINED_NODES = 64  # up to here eigenvalues have the last word on the stable step
+HALVINGS = 12
 GROWTH_STEPS = 300
 LOOK_EVERY = 10  # steps
 STEPS_TRIED = (16, 8, 8)  # step sizes tried side by side, closer and closer
@@ -54,7 +56,22 @@ def largest_stable_step(system: System, curvature: Array) -> tuple[float, int]:
             break
         hardest = int(np.argmax(growth))
         step = min(step, _stable_step(system, curvature[:, hardest]))
+    if curvature.shape[0] <= REFINED_NODES:
+        step = _without_slow_growth(system, curvature[:, hardest], step)
     return step, hardest
+
+
+def _without_slow_growth(system: System, curvature: Array, step: float) -> float:
+    """The step, or a smaller one where a mode grows too slowly to be seen in so few steps, as with local steps."""
+    low, high = step, step
+    for _ in range(HALVINGS):
+        if contraction(system, curvature, low) < 1:
+            break
+        low, high = 0.5 * low, low
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if contraction(system, curvature, middle) < 1 else (low, middle)
+    return low
 
 
 def _stable_step(system: System, curvature: Array) -> float:

@@ -154,10 +154,9 @@ def test_the_better_of_two_algorithms_on_three_hundred_pairs() -> None:
 
 
 def check_limits(count: int, seed: int) -> int:
-    """Of how many random cases runs diverge at 1.15 of the limit; at 0.9 of it all converge, and the rate says so.
+    """Of how many random cases runs diverge at 1.15 of the limit; at 0.9 of it all converge, and the rates say so.
 
-    Close to a limit some modes neither grow nor shrink by more than 1e-5 per step, as with local steps on a star: no
-    run of any length that is made tells which it is.
+    Close to a limit some modes grow by less than 1e-5 per step, as with local steps on a star: only the rate tells.
     """
     random, counted = np.random.default_rng(seed), 0
     for _ in range(count):
@@ -168,7 +167,7 @@ def check_limits(count: int, seed: int) -> int:
         below, above = (distances(case, problem, quadratic, lr, 2500) for lr in steps)
         rates = [stability.contraction(case.system, quadratic.curvature[:, 0], lr) for lr in steps]
         assert below[-1] < max(1.01 * below[1250], 1e-11), f"{case} at {steps[0]}"
-        assert rates[0] < 1 + 1e-5, f"{case} at {steps[0]}"
+        assert rates[0] < 1, f"{case} at {steps[0]}"
         assert rates[1] > 1, f"{case} at {steps[1]}"
         diverges = not above[-1] < 10 * above[0]
         assert diverges or rates[1] < 1.005, f"{case} at {steps[1]}"

@@ -206,7 +206,7 @@ def examine(
     found: dict[Any, Dynamics] = {}
     for key, candidate in distinct.items():
         lr, share = _step(candidate.config, limits[key].stable, scale, lr_is_given)
-        found[key] = _dynamics(candidate.config, limits[key], weights, quadratic, lr, share)
+        found[key] = _dynamics(candidate.config, limits[key], weights, quadratic, lr, share, settings.has_link)
         progress.update(len(limits) + len(found), {})
     progress.close()
     return [_row(candidate, found[candidate.system], settings) for candidate in candidates]
@@ -253,10 +253,11 @@ def _two_digits(value: float) -> float:
 
 
 def _dynamics(
-    config: Config, limits: _Limits, weights: Weights, quadratic: Quadratic, lr: float, share: float
+    config: Config, limits: _Limits, weights: Weights, quadratic: Quadratic, lr: float, share: float, every: bool
 ) -> Dynamics:
+    """`every`: looked at after every iteration, not only where a run is evaluated, as times are told by it."""
     system = limits.system
-    times = [t for t in range(config.iterations + 1) if evaluated_at(t, config)]
+    times = [t for t in range(config.iterations + 1) if every or evaluated_at(t, config)]
     prediction = planner.predict(system, weights, quadratic, lr, times)
     rate = stability.contraction(system, quadratic.curvature[:, limits.hardest], lr)
     if rate < 1:

@@ -40,7 +40,10 @@ class PlanConfig:
         open_high=True,
     )
     bandwidth: float | None = setting(
-        None, "GB/s that a node can send; with it, graphs are ranked by time", low=0, open_low=True
+        None,
+        "GB/s that a node can send; with it candidates are ranked by time, other wires and local_steps among them",
+        low=0,
+        open_low=True,
     )
     latency: float = setting(0.0, "microseconds for a message to arrive", low=0)
     compute: float = setting(0.0, "milliseconds for a gradient", low=0)

@@ -179,7 +179,8 @@ def _assumptions(found: Mapping[str, Any]) -> list[str]:
         step = f"at a constant lr={found['lr']:.2g}{with_momentum}"
         lines += [f"Convergence is that of least squares {step}, standing in for {stands_in}."]
     if any(row["wire"] != "full" for row in found["rows"]):
-        lines += ["A narrow wire is taken to leave the gradient norm as it is: within 0.001 where it was measured."]
+        but = ", 0.02 with int4 and Strategy I" * any(row["wire"] == "int4" for row in found["rows"])
+        lines += [f"A narrow wire is taken to leave the gradient norm as it is (measured: within 0.001{but})."]
     if found["bandwidth"] is not None:
         lines += [
             f"Time: {found['bandwidth']:.3g} GB/s per node, {found['latency']:.3g} us per message, "
