@@ -15,8 +15,8 @@ from dgt.network.systems.base import Array, System, Vectors
 from dgt.network.weights import Weights
 
 EXACT_NODES = 200  # up to here the contraction is an eigenvalue, above a growth rate
-REFINED_NODES = 64  # up to here eigenvalues have the last word on the stable step
-HALVINGS = 12
+REFINED_NODES = 32  # up to here eigenvalues have the last word on the stable step
+MOST_MOVES = 30  # from a step that was found by growth, up or down
 GROWTH_STEPS = 300
 LOOK_EVERY = 10  # steps
 STEPS_TRIED = (16, 8, 8)  # step sizes tried side by side, closer and closer
@@ -57,17 +57,24 @@ def largest_stable_step(system: System, curvature: Array) -> tuple[float, int]:
         hardest = int(np.argmax(growth))
         step = min(step, _stable_step(system, curvature[:, hardest]))
     if curvature.shape[0] <= REFINED_NODES:
-        step = _without_slow_growth(system, curvature[:, hardest], step)
+        step = _by_eigenvalues(system, curvature[:, hardest], step)
+        for draw in range(draws):
+            if contraction(system, curvature[:, draw], step) >= 1:
+                hardest, step = draw, _by_eigenvalues(system, curvature[:, draw], step)
     return step, hardest
 
 
-def _without_slow_growth(system: System, curvature: Array, step: float) -> float:
-    """The step, or a smaller one where a mode grows too slowly to be seen in so few steps, as with local steps."""
-    low, high = step, step
-    for _ in range(HALVINGS):
-        if contraction(system, curvature, low) < 1:
+def _by_eigenvalues(system: System, curvature: Array, near: float) -> float:
+    """The limit next to a step that was found by growth, which does not see modes that hardly grow or shrink.
+
+    There are such modes with local steps, and on graphs that mix slowly.
+    """
+    low, high = near, near
+    is_stable = contraction(system, curvature, near) < 1
+    for _ in range(MOST_MOVES):
+        low, high = (high, 1.1 * high) if is_stable else (0.7 * low, low)
+        if (contraction(system, curvature, high if is_stable else low) < 1) != is_stable:
             break
-        low, high = 0.5 * low, low
     while high > 1.01 * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if contraction(system, curvature, middle) < 1 else (low, middle)

@@ -336,3 +336,11 @@ def test_where_the_usual_step_is_too_large_half_of_what_is_stable_is_taken() -> 
         ("II", 0.02, False), ("I", 0.02, False),
     ]  # fmt: skip
     assert not given["rows"][1]["stable"]
+
+
+def test_dsgd_can_be_compared_and_is_not_recommended_for_a_gradient_norm_that_does_not_show_its_bias() -> None:
+    answer = planned("weights=[4,1,2,1]", "topology=ring", "algorithm=dsgd,gradient_tracking", "strategy=II")
+    tracking, dsgd = answer["rows"]
+    assert (tracking["algorithm"], dsgd["algorithm"]) == ("gradient_tracking", "dsgd")
+    assert dsgd["consensus"] > 5 * tracking["consensus"]
+    assert "dsgd does not settle at the optimum" in report.text(answer)

@@ -79,10 +79,10 @@ def check_ratios(found: list[tuple[Case, float, float]]) -> None:
     worst = [str(found[int(np.argmax(np.abs(np.log(values))))][0]) for values in (norms, apart)]
     print(f"{len(found)} networks: norm {norms.mean():.4f} ({norms.min():.3f} to {norms.max():.3f}),", end=" ")
     print(f"disagreement {apart.mean():.4f} ({apart.min():.3f} to {apart.max():.3f});", worst)
-    assert np.abs(norms - 1).max() < 0.1, worst[0]
-    assert np.abs(apart - 1).max() < 0.2, worst[1]
+    assert np.abs(norms - 1).max() < 0.15, worst[0]
+    assert np.abs(apart - 1).max() < 0.25, worst[1]
     assert abs(norms.mean() - 1) < 0.01
-    assert abs(apart.mean() - 1) < 0.02
+    assert abs(apart.mean() - 1) < 0.03
 
 
 def test_gradient_norm_and_disagreement_are_what_was_predicted() -> None:

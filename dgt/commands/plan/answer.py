@@ -94,6 +94,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "momentum": momentum_of(config)[0],
         "lr": dynamics.lr,
         "reduced": row.is_reduced,
+        "exact": dynamics.system.is_exact,
         "degree": candidate.degree,
         "mean_degree": candidate.mean_degree,
         "partners": candidate.partners,

@@ -136,6 +136,14 @@ class Row:
         return self.dynamics.share < 1
 
     @property
+    def handicaps(self) -> tuple[bool, bool]:
+        """By what an error may be low for another reason than a good network: it is not exact, its step is smaller.
+
+        Nodes that go on descending each to its own optimum have weighted gradients that add up to zero, too.
+        """
+        return not self.dynamics.system.is_exact, self.is_reduced
+
+    @property
     def seconds(self) -> float | None:
         """To reach the accuracy."""
         if self.iterations is None or self.iteration_seconds is None:

@@ -93,12 +93,12 @@ def _is_chosen(row: Row, rows: Sequence[Row]) -> bool:
 
 
 def _in_order(rows: Sequence[Row]) -> list[Row]:
-    """By time those that get there; then by error, those of a smaller step after the others; then what diverges."""
+    """By time those that get there; then by error, those with handicaps after the others; then what diverges."""
     stable = [row for row in rows if row.is_stable]
     order = planner.ranked([row for row in stable if row.seconds is not None], _seconds, _seconds_cost)
     late = [row for row in stable if row.seconds is None]
-    for reduced in (False, True):
-        order += planner.ranked([row for row in late if row.is_reduced == reduced], lambda row: row.error, _cost)
+    for handicaps in sorted({row.handicaps for row in late}):
+        order += planner.ranked([row for row in late if row.handicaps == handicaps], lambda row: row.error, _cost)
     return order + [row for row in rows if not row.is_stable]
 
 

@@ -158,10 +158,10 @@ def _algorithms(kept: Sequence[str], runs: dict[str, list[_Run]]) -> tuple[dict[
             continue
         found[run.label(config.algorithm.name)] = config
         used.update(run.words)
-    for run, error in errors:
+    for run, why in errors:
         if not found or not used.issuperset(run.words[1:]):
-            raise error
-    return found, {run.label(run.words[0].partition("=")[2]): str(error) for run, error in errors}
+            raise why
+    return found, {run.label(run.words[0].partition("=")[2]): str(why) for run, why in errors}
 
 
 def _graphs(kept: Sequence[str], runs: dict[str, list[_Run]], algorithms: dict[str, Config]) -> dict[str, Config]:

@@ -73,8 +73,8 @@ def reason(found: Mapping[str, Any]) -> str:
         why = f"comes down to rounding within {found['iterations']} iterations, and soonest ({rate})"
     else:
         why = f"has the lowest predicted gradient norm, {best['error']:.3g} after {found['iterations']} iterations"
-    comparable = [row for row in found["rows"][1:] if row["stable"] and row["reduced"] == best["reduced"]]
-    cheaper = [row for row in comparable if row["error"] < best["error"]]
+    comparable = [row for row in found["rows"][1:] if all(row[key] == best[key] for key in ("reduced", "exact"))]
+    cheaper = [row for row in comparable if row["stable"] and row["error"] < best["error"]]
     if cheaper and found["ranked_by"] == "error" and not best["rounding"]:
         why = (
             f"has a predicted gradient norm of {best['error']:.3g} after {found['iterations']} iterations, "
@@ -155,6 +155,8 @@ def _step_words(found: Mapping[str, Any]) -> list[str]:
             "Where the usual step is more than half of what is stable, half of what is stable is taken (column lr): "
             "among errors such rows come after the others."
         ]
+    if not all(row["exact"] for row in found["rows"]):
+        lines += ["dsgd does not settle at the optimum, which shows in its consensus: among errors it comes last."]
     if found["problem"] != "least_squares":
         return lines  # the predicted limits hold for least squares only
     proved = "" if best["lr_proved"] is None else f"; proved up to {best['lr_proved']:.2g}"

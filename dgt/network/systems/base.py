@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,9 @@ class System(abc.ABC):
     Momentum b descends by d_t = c g_t + e m_{t-1} in place of g_t, with m_t = b m_{t-1} + g_t and (c, e) = (1, b), or
     with Nesterov (1 + b, b^2).
     """
+
+    is_exact: ClassVar[bool] = True
+    """Whether it settles at the optimum, without noise."""
 
     plan: Strategy
     mixing: Mixing

@@ -18,6 +18,8 @@ from dgt.network.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class DSGD(System):
+    is_exact = False
+
     @property
     def parts(self) -> int:
         return 3
