@@ -75,6 +75,7 @@ def variants(overrides: Sequence[str], has_link: bool) -> Variants:
     algorithms, refused = _algorithms(kept, runs)
     graphs = _graphs(kept, runs, algorithms)
     for config in algorithms.values():
+        config.check_targets()
         check(config)
     first = next(iter(algorithms.values()))
     named = frozenset([*given, *(group for group in GROUPS if _is_custom(group, settings[group]))])
