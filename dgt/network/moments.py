@@ -19,7 +19,7 @@ from dgt.network.systems.base import Array, Quadratic, System, Vectors
 from dgt.network.weights import Weights
 
 FAR = 200.0  # squared mean in units of the variance, from which on the mean alone decides
-MOST_PHASES = 8  # remainders by the period at which a long one is looked at
+MOST_PHASES = 12  # remainders by the period at which a long one is looked at
 
 
 def expected_norms(system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int]) -> Array:
@@ -100,17 +100,18 @@ def _trajectory(
     return found
 
 
-def few_phases(times: Sequence[int], period: int) -> list[int]:
-    """Those of the times with a few remainders by the period, spread over all there are; the first and last are kept.
+def few_phases(times: Sequence[int], period: int, local_steps: int) -> list[int]:
+    """Those of the times with a few remainders by the period; the first and the last are kept.
 
-    Both ends of a run count, and the mean over its last part is that over remainders.
+    Chosen are exchanges, spread over the period, with all steps up to each: nodes disagree more after local steps.
     """
-    phases = sorted({t % period for t in times})
-    if len(phases) <= MOST_PHASES:
+    exchanges = sorted({t % period // local_steps for t in times})
+    most = max(2, MOST_PHASES // local_steps)
+    if len(exchanges) <= most:
         return list(times)
-    chosen = {phases[k] for k in np.linspace(0, len(phases) - 1, MOST_PHASES - 1).round().astype(int)}
-    chosen.add(times[-1] % period)
-    return [t for t in times if t % period in chosen]
+    chosen = {exchanges[k] for k in np.linspace(0, len(exchanges), most, endpoint=False).astype(int)}
+    chosen.add(times[-1] % period // local_steps)
+    return [t for t in times if t % period // local_steps in chosen]
 
 
 def _or_infinite(values: Array) -> Array:

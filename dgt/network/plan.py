@@ -79,7 +79,7 @@ class Prediction:
 
 def predict(system: System, weights: Weights, quadratic: Quadratic, lr: float, times: Sequence[int]) -> Prediction:
     """What to expect of a run that is evaluated at these iterations, or at some of them where a period is long."""
-    times = few_phases(times, system.mixing.period)
+    times = few_phases(times, system.mixing.period, system.mixing.local_steps)
     norms = expected_norms(system, weights, quadratic, lr, times)
     probes = 0 if weights.size <= SOME_NODES else PROBES if weights.size <= MANY_NODES else PROBES // 4
     consensus = expected_consensus(system, weights, quadratic.first(FEW_DRAWS), lr, times, probes)

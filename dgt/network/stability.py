@@ -20,6 +20,7 @@ MOST_MOVES = 30  # from a step that was found by growth, up or down
 GROWTH_STEPS = 300
 LOOK_EVERY = 10  # steps
 STEPS_TRIED = (16, 8, 8)  # step sizes tried side by side, closer and closer
+AT_FIRST = 40  # on schedules, some of which are stable again above steps at which they are not
 SMALLEST_SHARE = 1e-5  # of the first step tried: below it a system counts as never stable
 
 
@@ -72,7 +73,7 @@ def _by_eigenvalues(system: System, curvature: Array, near: float) -> float:
     low, high = near, near
     is_stable = contraction(system, curvature, near) < 1
     for _ in range(MOST_MOVES):
-        low, high = (high, 1.1 * high) if is_stable else (0.7 * low, low)
+        low, high = (high, 1.03 * high) if is_stable else (0.7 * low, low)
         if (contraction(system, curvature, high if is_stable else low) < 1) != is_stable:
             break
     while high > 1.01 * low:
@@ -87,7 +88,8 @@ def _stable_step(system: System, curvature: Array) -> float:
     b = system.momentum
     low, high = 0.1 * (1 - b) / float(pulls.max()), 4.0 * (1 + b) / float(system.plan.average_weights @ pulls)
     least = SMALLEST_SHARE * low
-    for tried in STEPS_TRIED:
+    first = AT_FIRST if system.mixing.period > 1 else STEPS_TRIED[0]
+    for tried in (first, *STEPS_TRIED[1:]):
         low, high = _between(system, curvature[:, None], low, high, tried, least)
     return 0.99 * float(low)
 

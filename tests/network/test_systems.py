@@ -92,15 +92,17 @@ def test_the_limit_on_a_sorted_hypercube_is_a_half_to_a_third() -> None:
         assert 2 < dense / one_peer < 3.1
 
 
-def test_long_periods_are_looked_at_where_it_counts() -> None:
-    times = list(range(0, 301, 3))
-    assert moments.few_phases(times, 4) == times
-    few = moments.few_phases(times, 320)
-    assert few[0] == 0
-    assert few[-1] == 300
-    chosen = moments.few_phases(times, 40)
-    assert len({t % 40 for t in chosen}) <= moments.MOST_PHASES
-    assert len(chosen) > 15
+def test_long_periods_are_looked_at_after_some_exchanges_and_all_steps_before_them() -> None:
+    """Once more remainders were even than odd, and the disagreement after two local steps came out too low."""
+    times = list(range(0, 301))
+    assert moments.few_phases(times, 4, 1) == times
+    assert moments.few_phases(times, 32, 4) != times
+    for local_steps in (1, 2, 4):
+        few = moments.few_phases(times, 40, local_steps)
+        assert (few[0], few[-1]) == (0, 300)
+        assert len({t % 40 for t in few}) <= moments.MOST_PHASES + local_steps
+        steps = np.bincount(np.array(few[:-1]) % local_steps)
+        assert steps.max() - steps.min() <= 0.1 * steps.max()
 
 
 def test_every_algorithm_with_a_twin_on_a_network_has_a_system() -> None:
