@@ -1,0 +1,35 @@
+"""Ranks of dgt's own launcher, each with a GPU that is not there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dgt.launching.jobs import Job
+from dgt.processes.node import Node
+from tests.fake_cuda.ledger import ledger
+
+
+@dataclass
+class OnFakeGpus:
+    """A job whose ranks have GPUs: they are there once it has been unpickled, before a rank joins."""
+
+    job: Job
+    gpus: int = 8
+
+    def __reduce__(self) -> Any:
+        return with_gpus, (self.job, self.gpus)
+
+    def run(self, node: Node) -> Any:
+        assert node.device.type == "cuda", node.device
+        result = self.job.run(node)
+        if ledger.faults:
+            raise AssertionError("; ".join(ledger.faults[:5]))
+        return result
+
+
+def with_gpus(job: Job, gpus: int) -> OnFakeGpus:
+    from tests.fake_cuda import device
+
+    device.install(gpus)
+    return OnFakeGpus(job, gpus)
