@@ -27,7 +27,7 @@ import torch
 from dgt.exchange.codecs import PIECE, Codec
 from dgt.exchange.network import Network
 from dgt.exchange.pending import Pending
-from dgt.exchange.transport import Transport
+from dgt.exchange.transport import Outbox, Transport
 
 LONG_PIECE = 1 << 19  # numbers worked on at a time, so that a result is still in the cache when it is read
 Move = tuple[slice, torch.Tensor]  # a piece, and sum_j W_ij (m_j - m_i) there
@@ -36,9 +36,13 @@ Move = tuple[slice, torch.Tensor]  # a piece, and sum_j W_ij (m_j - m_i) there
 class Stream:
     """Vectors like `like`, sent as they are."""
 
-    def __init__(self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int = 2) -> None:
+    def __init__(
+        self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int = 2,
+        after: Outbox | None = None,
+    ) -> None:  # fmt: skip
+        """after: as of `Transport.outbox`."""
         self.row = network.row
-        self.outbox = transport.outbox(kind, like, inboxes)
+        self.outbox = transport.outbox(kind, like, inboxes, after)
         self._message = self.outbox.buffer
         self._pending: Pending | None = None
         self._room: list[torch.Tensor] = []  # for the pieces of `_moves`
@@ -171,10 +175,10 @@ class CompressedStream(Stream):
 
     def __init__(
         self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int, codec: Codec,
-        every: int = 1,
+        every: int = 1, after: Outbox | None = None,
     ) -> None:  # fmt: skip
         """every: steps from one exchange to the next, by which exchanges are counted."""
-        super().__init__(network, transport, kind, codec.empty(), inboxes)
+        super().__init__(network, transport, kind, codec.empty(), inboxes, after)
         self._codec, self._every, length = codec, every, like.numel()
         # as long as whole blocks; what is behind the vector's end stays zero
         dtypes = like.dtype, torch.float64, torch.float64
