@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from dgt.errors import PeerError, TrainingError
 from dgt.exchange.inboxes import Inboxes
 from dgt.processes import peer_status
 from dgt.processes.patience import asked_until, find_lost
@@ -93,12 +95,16 @@ class Batches:
         deadline = before + self._node.timeout
         try:
             for work in works:
-                if not asked_until(work.is_completed, deadline, lambda: self._look_after(peers, step)):
+                if self._node.backend != "nccl":  # gloo's handles know nothing until they are waited for
+                    work.wait(timedelta(seconds=self._node.timeout))
+                elif not asked_until(work.is_completed, deadline, lambda: self._look_after(peers, step)):
                     raise self._too_late(peers, step)
-                try:
+                else:
                     work.wait()  # orders the stream, and raises what has failed
-                except RuntimeError as error:
-                    raise self._outbox.absent(peers, error, step) from error
+        except RuntimeError as error:
+            if isinstance(error, (PeerError, TrainingError)):
+                raise
+            raise self._outbox.absent(peers, error, step) from error
         finally:
             if self._probed:
                 peer_status.publish_waiting(self._node.store, self._node.members, self._node.name, False)

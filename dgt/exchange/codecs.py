@@ -55,10 +55,15 @@ class Codec(Protocol):
         """out += share q."""
 
 
-def codec(wire: str, like: torch.Tensor, kind: str, node: int, first: int) -> Codec:
-    """The codec of this wire for vectors like this one, which begins at number `first` of the parameters."""
+def codec(
+    wire: str, like: torch.Tensor, kind: str, node: int, first: int, room: torch.Tensor | None = None
+) -> Codec:
+    """The codec of this wire for vectors like this one, which begins at number `first` of the parameters.
+
+    room   like the vector, to compute in: other codecs and streams may use it in between
+    """
     if wire not in LEVELS:
-        return Narrow(getattr(torch, wire), like)
+        return Narrow(getattr(torch, wire), like, room)
     if like.dtype not in (torch.float32, torch.float64):
         width = str(like.dtype).removeprefix("torch.")
         raise ConfigError(f"wire={wire}: for models of float32 or float64, this one's parameters are {width}")
@@ -68,12 +73,12 @@ def codec(wire: str, like: torch.Tensor, kind: str, node: int, first: int) -> Co
 class Narrow:
     """To the nearest number of a narrower dtype."""
 
-    def __init__(self, dtype: torch.dtype, like: torch.Tensor) -> None:
+    def __init__(self, dtype: torch.dtype, like: torch.Tensor, room: torch.Tensor | None = None) -> None:
         self.numbers = like.numel()
         self.piece = PIECE if like.device.type == "cpu" else max(self.numbers, 1)
         self._dtype, self._device = dtype, like.device
         self._largest = torch.finfo(dtype).max
-        self._scratch = torch.empty_like(like[: self.piece])
+        self._scratch = torch.empty_like(like[: self.piece]) if room is None else room
 
     def empty(self) -> torch.Tensor:
         return torch.empty(self.numbers, dtype=self._dtype, device=self._device)

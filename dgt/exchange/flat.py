@@ -258,9 +258,10 @@ class FlatParameters:
                 stop = place.start
         return found
 
-    def collect_gradients(self, views: Sequence[torch.Tensor], part: slice) -> None:
-        """Copy the gradients of the parameters in this part into `views`, by one kernel; no gradient counts as zero."""
-        own = [self.parameters[number].grad for number in self._numbers_in(part)]
+    def collect_gradients(self, views: Sequence[torch.Tensor], part: slice | None = None) -> None:
+        """Copy the gradients of the parameters, or those in this part, into `views`, by one kernel; none is zero."""
+        chosen = self.parameters if part is None else [self.parameters[number] for number in self._numbers_in(part)]
+        own = [parameter.grad for parameter in chosen]
         there = [(view, grad) for view, grad in zip(views, own, strict=True) if grad is not None]
         missing = [view for view, grad in zip(views, own, strict=True) if grad is None]
         if there:

@@ -122,7 +122,9 @@ class Network:
             else:
                 theirs = transport.exchange(kind, step, own)
             row = self.row_at(turn)
-            own = sum((row.neighbours[peer] * message for peer, message in theirs.items()), row.own * own)
+            # messages over gloo are in main memory, wherever the values are
+            heard = ((peer, message.to(own.device)) for peer, message in theirs.items())
+            own = sum((row.neighbours[peer] * message for peer, message in heard), row.own * own)
         return own
 
     def among(self, graph: Topology, weights: np.ndarray, row: MixingRow | None) -> Network:

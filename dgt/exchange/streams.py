@@ -175,9 +175,9 @@ class CompressedStream(Stream):
 
     def __init__(
         self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int, codec: Codec,
-        every: int = 1, after: Outbox | None = None,
+        every: int = 1, after: Outbox | None = None, room: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """every: steps from one exchange to the next, by which exchanges are counted."""
+        """every: steps from one exchange to the next, by which exchanges are counted; room: as of `codecs.codec`."""
         super().__init__(network, transport, kind, codec.empty(), inboxes, after)
         self._codec, self._every, length = codec, every, like.numel()
         # as long as whole blocks; what is behind the vector's end stays zero
@@ -188,7 +188,7 @@ class CompressedStream(Stream):
         """m, e_i and sum_j W_ij e_j of the neighbours."""
         self._filled = list(zip(*map(codec.split, filled), strict=True))
         self._pieces = list(zip(*(each.split(codec.piece) for each in own), strict=True))
-        self._scratch = like.new_empty(min(codec.piece, codec.numbers))
+        self._scratch = like.new_empty(min(codec.piece, codec.numbers)) if room is None else room
         self._parts: dict[int, Sequence[Any]] = {}
 
     @property

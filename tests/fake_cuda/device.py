@@ -76,6 +76,7 @@ def _install_cuda(gpus: int) -> None:
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "set_sync_debug_mode": lambda mode: None,
+        "is_current_stream_capturing": lambda: False,
         "_is_in_bad_fork": lambda: False,
         "_lazy_init": lambda: None,
         "Event": host.Event,

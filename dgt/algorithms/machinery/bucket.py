@@ -255,16 +255,19 @@ class StreamBucket:
 
 def _streams(optimizer: NeighbourOptimizer, part: slice, wire: str) -> list[Stream]:
     """A stream per message; a message that leaves when the one before it was read may come in where that did."""
-    streams: list[Stream] = []
+    like, streams = optimizer.flat.values[part], list[Stream]()
+    # 16 bits are rounded all at once on a GPU: one vector to compute in does for all messages
+    room = torch.empty_like(like) if like.is_cuda and wire in ("bfloat16", "float16") else None
     for message in optimizer.messages:
         after = streams[-1].outbox if streams and not message.sent_with_previous else None
-        streams.append(_stream(optimizer, message, part, wire, after))
+        streams.append(_stream(optimizer, message, part, wire, after, room))
     return streams
 
 
 def _stream(
-    optimizer: NeighbourOptimizer, message: Message, part: slice, wire: str, after: Outbox | None
-) -> Stream:
+    optimizer: NeighbourOptimizer, message: Message, part: slice, wire: str, after: Outbox | None,
+    room: torch.Tensor | None,
+) -> Stream:  # fmt: skip
     # where there is no room for an inbox per neighbour, one is enough for a message that nobody waits for
     waited_for = message.needed_at_once or len(optimizer.messages) == 1
     network, transport, inboxes = optimizer.network, optimizer.transport, 2 if waited_for else 1
@@ -273,5 +276,5 @@ def _stream(
         return ScheduledStream(network, transport, message.kind, like, inboxes, optimizer.local_steps, after)
     if wire == "full":
         return Stream(network, transport, message.kind, like, inboxes, after)
-    narrow = codec(wire, like, message.kind, network.node.rank, part.start)
-    return CompressedStream(network, transport, message.kind, like, inboxes, narrow, optimizer.local_steps, after)
+    narrow, every = codec(wire, like, message.kind, network.node.rank, part.start, room), optimizer.local_steps
+    return CompressedStream(network, transport, message.kind, like, inboxes, narrow, every, after, room)

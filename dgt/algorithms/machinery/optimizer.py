@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -146,6 +146,10 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self._check_network()
         self._noted: list[Any] = []
         self.iteration = 0
+        if not self.flat.values.is_cuda:
+            self.transport.evidence = None
+        if self.transport.evidence is not None:
+            network.before_reading.append(self.settle)
         self._warned = False
 
     @classmethod
@@ -350,12 +354,18 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         """Whether weight decay is part of the gradient; if not, the base decays in its own way."""
         return self.base is None or "weight_decay" not in self.base.defaults
 
-    def read_gradient(self, out: torch.Tensor) -> None:
-        """out = the gradient [parameters], weight decay included."""
+    def read_gradient(self, out: torch.Tensor, parts: Sequence[torch.Tensor] | None = None) -> None:
+        """out = the gradient [parameters], weight decay included.
+
+        parts   of `out`, one for each parameter: then one kernel fills them all
+        """
         if self.stays_out:
             out.zero_()
             return
-        self.flat.gather_gradients(out)
+        if parts is None:
+            self.flat.gather_gradients(out)
+        else:
+            self.flat.collect_gradients(parts)
         for group, part in zip(self.param_groups, self.flat.slices, strict=True):
             if group["weight_decay"] and self.decays_gradient:
                 out[part].add_(self.flat.values[part], alpha=group["weight_decay"])
@@ -443,6 +453,8 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     def close(self) -> None:
         """Detach from the model, which another optimizer may train then."""
         self.flat.let_go = None
+        if self.settle in self.network.before_reading:
+            self.network.before_reading.remove(self.settle)
 
 
 def _are_groups(groups: Any) -> bool:
