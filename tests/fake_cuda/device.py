@@ -86,6 +86,7 @@ def _install_cuda(gpus: int) -> None:
     }
     for name, stand_in in said.items():
         setattr(cuda, name, stand_in)
+    torch.accelerator.current_accelerator = lambda check_available=False: None  # optimizers ask it about graphs
 
 
 def _install_tensors() -> None:

@@ -276,5 +276,6 @@ def _stream(
         return ScheduledStream(network, transport, message.kind, like, inboxes, optimizer.local_steps, after)
     if wire == "full":
         return Stream(network, transport, message.kind, like, inboxes, after)
-    narrow, every = codec(wire, like, message.kind, network.node.rank, part.start, room), optimizer.local_steps
+    on_gpus, every = network.node.backend == "nccl" and like.is_cuda, optimizer.local_steps
+    narrow = codec(wire, like, message.kind, network.node.rank, part.start, room, on_gpus)
     return CompressedStream(network, transport, message.kind, like, inboxes, narrow, every, after, room)

@@ -155,7 +155,7 @@ class Trial:
             self.node.barrier()
         if "average" in self.habits and number == 2:
             with self.network.average(self.model):
-                self.seen += [value.detach().cpu().double().flatten() for value in self.model.parameters()]
+                self.seen += [value.detach().cpu().clone().flatten() for value in self.model.parameters()]
         if "resume" in self.habits and number == 2:
             state, model = self.optimizer.state_dict(), self.model.state_dict()
             state["dgt"] = {key: _moved(value) for key, value in state["dgt"].items()}
