@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dgt.launching.jobs import Job
+from dgt.launching.jobs import Job, JoinOptions
+from dgt.launching.launch import start_ranks
 from dgt.processes.node import Node
 from tests.fake_cuda.ledger import ledger
 
@@ -33,3 +34,8 @@ def with_gpus(job: Job, gpus: int) -> OnFakeGpus:
 
     device.install(gpus)
     return OnFakeGpus(job, gpus)
+
+
+def start_on_fake_gpus(job: Job, nodes: int, timeout: float = 30.0, backend: str = "auto", gpus: int = 8) -> Any:
+    """What every rank returned, by rank."""
+    return start_ranks(OnFakeGpus(job, gpus), nodes, JoinOptions(backend, "cuda", timeout))
