@@ -18,11 +18,13 @@ import torch
 import torch.distributed as dist
 
 from dgt.errors import PeerError, TrainingError
-from dgt.exchange.batches import Batches
+from dgt.exchange.batches import Batches, message_order
 from dgt.exchange.inboxes import message_tag
 
 if TYPE_CHECKING:
     from dgt.exchange.transport import Outbox
+
+__all__ = ["HAND_OVER_BYTES", "Pending", "message_order"]
 
 # gloo copies as much of a message as fits into the socket before it returns: large ones would keep the caller waiting
 HAND_OVER_BYTES = 64 * 1024
@@ -83,6 +85,11 @@ class Pending:
             return group.send([message], peer, tag)
         except RuntimeError as error:  # gloo raises here, too, once the neighbour has closed its connection
             raise self._absent(peer, error) from error
+
+    def ask(self) -> None:
+        """Wait until what nccl was given is through, without using it."""
+        if self._batches is not None:
+            self._batches.ask(self._step)
 
     def shared(self) -> list[tuple[int, torch.Tensor]]:
         """(peer, buffer) of all neighbours in shared memory, once all have published; read it before the next post."""

@@ -57,6 +57,11 @@ class Stream:
         """Whether a vector was posted and its mixture not yet taken."""
         return self._pending is not None
 
+    def ask(self) -> None:
+        """Wait until the neighbours' vectors are there; with nccl all that were posted before are there too."""
+        if self._pending is not None:
+            self._pending.ask()
+
     def claim(self, step: int) -> None:
         """Before `buffer` is written: wait for whoever still reads it, as may be on a schedule."""
 
@@ -143,7 +148,12 @@ class Stream:
         self._finish()
 
     def _moves_of(self, heard: Sequence[tuple[torch.Tensor, float]]) -> Iterator[Move]:
-        own, rooms = self._own, self._rooms(2)
+        own = self._own
+        if own.is_cuda:  # in the inboxes' own memory
+            for theirs, share in heard:
+                yield slice(0, own.numel()), theirs.sub_(own).mul_(share)
+            return
+        rooms = self._rooms(2)
         for part in _parts(own):
             change, one = (room[: part.stop - part.start] for room in rooms)
             for place, (theirs, share) in enumerate(heard):
@@ -157,7 +167,7 @@ class Stream:
         """Vectors of the length of a piece, made when they are first asked for."""
         own = self._own
         while len(self._room) < count:
-            self._room.append(torch.empty_like(own[:PIECE] if own.device.type == "cpu" else own))
+            self._room.append(torch.empty_like(own[:PIECE]))
         return self._room
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dgt.errors import ConfigError
 from dgt.exchange.flat import FlatParameters
-from dgt.exchange.batches import message_order
+from dgt.exchange.pending import message_order
 from dgt.network import graphs
 
 

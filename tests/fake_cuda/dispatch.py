@@ -27,6 +27,10 @@ ASKS_THE_HOST = {
 
 
 class Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to be skipped, torch's compiler would be imported: seconds on every rank
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
 

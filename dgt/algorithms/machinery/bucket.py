@@ -72,6 +72,9 @@ class Bucket(Protocol):
     def advance(self) -> None:
         """Send all messages that are needed at once, receiving those that they are made of."""
 
+    def ask(self) -> None:
+        """With nccl, wait until its parameters are there, and so all that were sent before."""
+
     def receive_parameters(self) -> None:
         """Receive the messages that are needed at once, if they are under way: the parameters are new after it."""
 
@@ -151,6 +154,9 @@ class StreamBucket:
         if self._at_once > 1 and self._streams[0].under_way:
             for number in range(self._at_once - 1):
                 self._receive(number)
+
+    def ask(self) -> None:
+        self._streams[self._at_once - 1].ask()
 
     def receive_parameters(self) -> None:
         if not self.under_way:

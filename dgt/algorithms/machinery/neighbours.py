@@ -230,6 +230,7 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             for bucket in self.buckets:
                 bucket.post_rest()
             return
+        self.buckets[-1].ask()
         for bucket in self.buckets:
             bucket.receive_parameters()
         if not self.overlap:

@@ -406,7 +406,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
             return
         self.drain()
         for vector in (self.flat.values, *self.buffers().values()):
-            if vector.is_floating_point():
+            if vector.is_floating_point() and vector.is_cuda:
                 self.check_finite(vector)
         self.transport.evidence.settle()
 

@@ -85,6 +85,9 @@ class SmallBucket:
     def advance(self) -> None:
         """Received within `start`."""
 
+    def ask(self) -> None:
+        """Received within `start`."""
+
     def receive_parameters(self) -> None:
         """Received within `start`."""
 
