@@ -44,6 +44,7 @@ class AllReduce(DecentralizedOptimizer):
             self._message = self._sum
             self._notices = torch.zeros(2, dtype=torch.float64, device=values.device)
             self._digests = _digests(torch.float64, size)
+        self._parts = self.flat.views_of(self._sum) if values.is_cuda else None
         self._momentum = self.flat.like() if self.has_momentum else None
         if self.base is not None:
             self.base.attach(values, self.param_groups, [slice(0, values.numel())], self.flat.slices)
@@ -56,8 +57,8 @@ class AllReduce(DecentralizedOptimizer):
         node = self.network.node
         notices = node.notices
         self.note_settings()
-        self.read_gradient(out=self._sum)
-        self.refuse_non_finite(float(self._sum.sum()))
+        self.read_gradient(self._sum, self._parts)
+        self.check_finite(self._sum)
         self._sum.mul_(self.network.weight / node.size)
         self._write_notices()
         node.all_reduce(self._message, compared=False)

@@ -30,10 +30,11 @@ class DSGD(NeighbourOptimizer):
 
     Settings = Descent
     messages = (Message("z", "parameters"),)
+    gradient_room = "z"
 
     def choose_vectors(self) -> None:
         if self.base is not None:
-            self.work_vectors = ("direction",)
+            self.work_vectors, self.gradient_room = ("direction",), "direction"
 
     def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         """z = theta - alpha G g."""

@@ -81,6 +81,7 @@ class ExactDiffusion(NeighbourOptimizer):
     messages = (Message("h", "parameters"),)
     state_vectors = {"s": "correction"}  # noqa: RUF012
     has_array_update = True
+    gradient_room = "h"
     receives_moves = True
     usual_laziness = 0.35
     least_own_weight = 1 / 3
@@ -100,7 +101,7 @@ class ExactDiffusion(NeighbourOptimizer):
             group.setdefault("largest_lr", 0.0)  # beta, an entry of the groups so that it is part of `state_dict`
         self.is_extra = self.settings.form == "extra"
         if self.is_extra:
-            self.messages = (Message("z", "parameters", needed_at_once=False),)
+            self.messages, self.gradient_room = (Message("z", "parameters", needed_at_once=False),), "z"
             self.state_vectors = {"s": "correction", "D": "difference"}
             self.has_array_update = False
 

@@ -76,6 +76,7 @@ class GradientTracking(NeighbourOptimizer):
     messages = (Message("z", "parameters"), Message("y", "tracker", needed_at_once=False))
     state_vectors = {"B": "rest"}  # noqa: RUF012
     has_array_update = True
+    gradient_room = "y"
 
     form = ""
     """How a base is applied, one of `FORMS`; nothing without one."""
@@ -88,9 +89,9 @@ class GradientTracking(NeighbourOptimizer):
             if not self.base.has_first_moment:
                 raise ConfigError(f"base_form=predicted: {self.base.name} has no first moment apart (exp_avg, betas)")
             self.state_vectors = {"B": "rest", "g": "last_gradient"}
-            self.work_vectors = ("direction", "missing")
+            self.work_vectors, self.gradient_room = ("direction", "missing"), "direction"
             return
-        self.work_vectors = ("direction",)
+        self.work_vectors, self.gradient_room = ("direction",), "direction"
         if self._sees_mixed:
             together = Message("z", "parameters", sent_with_previous=self.form == "together")
             self.messages = (Message("y", "tracker"), together)
@@ -103,19 +104,21 @@ class GradientTracking(NeighbourOptimizer):
     def compute_messages(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         """y = G (g - B),  z = theta - alpha y,  B = W_ii B + (1 - W_ii) g; before W y is there B = g."""
         network = self.network
-        torch.sub(gradient, at.B, out=at.y)
-        if network.gradient_scale != 1:
-            at.y.mul_(network.gradient_scale)
-        if self._sees_mixed:
-            at.B.copy_(gradient)
-            if self.form == "together":
-                at.z.copy_(at.theta)
-            return
+        # the gradient may be in the memory of y, or of the direction, which are written when it is no longer needed
         if self.form == "predicted":
             torch.sub(gradient, at.g, out=at.missing).mul_((1 - self.own_share) * network.gradient_scale)
-            torch.sub(at.y, at.missing, out=at.direction)
             at.g.copy_(gradient)
-        torch.lerp(at.B, gradient.to(at.B.dtype), 1 - self.own_share, out=at.B)
+        torch.sub(gradient, at.B, out=at.y)
+        if self._sees_mixed:
+            at.B.copy_(gradient)
+        else:
+            at.B.add_(at.y, alpha=1 - self.own_share)
+        if network.gradient_scale != 1:
+            at.y.mul_(network.gradient_scale)
+        if self.form == "together":
+            at.z.copy_(at.theta)
+        if self.form == "predicted":
+            torch.sub(at.y, at.missing, out=at.direction)
         if self.base is None:
             torch.add(at.theta, at.y, alpha=-float(group["lr"]), out=at.z)
 
@@ -150,7 +153,7 @@ class GradientTracking(NeighbourOptimizer):
         total = 0.0
         for piece, theta in stream.mixed_pieces(at.theta):
             self.base_step(at, theta, at.direction[piece], piece=piece)
-            total += float(theta.sum())
+            total += self.sum_of(theta)
         self.refuse_non_finite(total)
 
     def _receive_direction(self, stream: Stream, at: Views) -> None:
@@ -160,7 +163,7 @@ class GradientTracking(NeighbourOptimizer):
             if self.form == "mixed":
                 z = at.z[piece].copy_(at.theta[piece])
                 self.base_step(at, z, direction, piece=piece)
-                total += float(z.sum())
+                total += self.sum_of(z)
         self.refuse_non_finite(total)
 
     def local_step(self, at: Views, gradient: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:

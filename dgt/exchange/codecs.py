@@ -55,25 +55,32 @@ class Codec(Protocol):
         """out += share q."""
 
 
-def codec(wire: str, like: torch.Tensor, kind: str, node: int, first: int) -> Codec:
-    """The codec of this wire for vectors like this one, which begins at number `first` of the parameters."""
+def codec(
+    wire: str, like: torch.Tensor, kind: str, node: int, first: int, room: torch.Tensor | None = None,
+    long: bool = False,
+) -> Codec:  # fmt: skip
+    """The codec of this wire for vectors like this one, which begins at number `first` of the parameters.
+
+    room   like the vector, to compute in: other codecs and streams may use it in between
+    long   all nodes are on GPUs, and cut messages into pieces that suit those
+    """
     if wire not in LEVELS:
-        return Narrow(getattr(torch, wire), like)
+        return Narrow(getattr(torch, wire), like, room)
     if like.dtype not in (torch.float32, torch.float64):
         width = str(like.dtype).removeprefix("torch.")
         raise ConfigError(f"wire={wire}: for models of float32 or float64, this one's parameters are {width}")
-    return Blocks(wire, like, kind, node, first)
+    return Blocks(wire, like, kind, node, first, long)
 
 
 class Narrow:
     """To the nearest number of a narrower dtype."""
 
-    def __init__(self, dtype: torch.dtype, like: torch.Tensor) -> None:
+    def __init__(self, dtype: torch.dtype, like: torch.Tensor, room: torch.Tensor | None = None) -> None:
         self.numbers = like.numel()
         self.piece = PIECE if like.device.type == "cpu" else max(self.numbers, 1)
         self._dtype, self._device = dtype, like.device
         self._largest = torch.finfo(dtype).max
-        self._scratch = torch.empty_like(like[: self.piece])
+        self._scratch = torch.empty_like(like[: self.piece]) if room is None else room
 
     def empty(self) -> torch.Tensor:
         return torch.empty(self.numbers, dtype=self._dtype, device=self._device)
@@ -106,16 +113,19 @@ class Part:
 class Blocks:
     """To integers times a scale per block, at random to the one below or above."""
 
-    def __init__(self, wire: str, like: torch.Tensor, kind: str, node: int, first: int) -> None:
+    def __init__(
+        self, wire: str, like: torch.Tensor, kind: str, node: int, first: int, long: bool = False
+    ) -> None:
         self._bits, self._levels = rounding.BITS[wire], LEVELS[wire]
         self.numbers = rounding.padded(like.numel())
-        self.piece = STRETCH if like.device.type == "cpu" else STRETCH * ON_GPU
+        self.piece = STRETCH * ON_GPU if long else STRETCH
         self._message_bytes, self._device = rounding.message_bytes(wire, self.numbers), like.device
         self._lengths = [min(self.piece, self.numbers - start) for start in range(0, self.numbers, self.piece)]
         self._part_bytes = [rounding.message_bytes(wire, length) for length in self._lengths]
-        starts = range(first, first + self.numbers, self.piece)
-        self._keys = [rounding.noise_key(kind, start, node) for start in starts]
-        self._noise = _noise(self.piece, like.dtype, like.device)
+        starts = range(first, first + self.numbers, STRETCH)
+        keys, each = [rounding.noise_key(kind, start, node) for start in starts], self.piece // STRETCH
+        self._keys = [keys[start : start + each] for start in range(0, len(keys), each)]
+        self._noise = _noise(STRETCH, like.dtype, like.device)
         memory = like.new_empty(2, self._lengths[0])
         self._scratch = {length: _Scratch(memory, length, self._bits) for length in {*self._lengths}}
 
@@ -137,10 +147,12 @@ class Blocks:
         scratch = self._scratch[vector.numel()]
         x = torch.sub(vector, estimate, out=scratch.x)
         scales, inverses = self._new_scales(x, part, scratch)
-        place = rounding.place_of_noise(self._keys[number], exchange, self.piece)
-        codes = torch.addcmul(self._noise.as_strided(x.shape, (BLOCK, 1), place), x, inverses, out=x)
+        for start, key in zip(range(0, len(x), STRETCH // BLOCK), self._keys[number], strict=True):
+            part_of_x = x[start : start + STRETCH // BLOCK]
+            noise = self._noise.as_strided(part_of_x.shape, (BLOCK, 1), rounding.place_of_noise(key, exchange, STRETCH))
+            torch.addcmul(noise, part_of_x, inverses[start : start + STRETCH // BLOCK], out=part_of_x)
         # beyond L only where the scale is as large as may be: what does not fit follows with the next change
-        codes.floor_().clamp_(-self._levels, self._levels)
+        codes = x.floor_().clamp_(-self._levels, self._levels)
         estimate.addcmul_(codes, scales)
         self._write(part, scratch)
 

@@ -20,19 +20,23 @@ from dgt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of one parameter: `inside` of its own numbers, `place` in the flat buffer, and its group."""
+    """A stretch of one parameter: `inside` of its own numbers, `place` in the flat buffer, and its group.
 
-    parameter: torch.nn.Parameter
+    Without a parameter it is a stretch of several.
+    """
+
+    parameter: torch.nn.Parameter | None
     inside: slice
     place: slice
     group: int
 
     def gradient(self, zeros: torch.Tensor) -> torch.Tensor:
         """This stretch of the parameter's gradient; none counts as zero, for which there is room in `zeros`."""
+        assert self.parameter is not None
         whole = self.parameter.grad
         if whole is None:
             return zeros[: self.inside.stop - self.inside.start].zero_()
-        whole = (whole.to_dense() if whole.is_sparse else whole).reshape(-1)
+        whole = _in_order_of(self.parameter, whole)
         return whole if whole.numel() == self.inside.stop - self.inside.start else whole[self.inside]
 
 
@@ -56,15 +60,13 @@ class FlatParameters:
             found = ", ".join(sorted(devices)) or "no trainable parameter at all"
             raise ConfigError(f"parameters: all must be on one device, found {found}")
         dtype = functools.reduce(torch.promote_types, (parameter.dtype for parameter in self.parameters))
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self.values = torch.empty(sum(sizes), dtype=dtype, device=self.parameters[0].device)
+        ends = list(itertools.accumulate(parameter.numel() for parameter in self.parameters))
+        self.values = torch.empty(ends[-1], dtype=dtype, device=self.parameters[0].device)
         self.has_masters = any(parameter.dtype != dtype for parameter in self.parameters)
-        self._views = [
-            view.view_as(parameter) for view, parameter in zip(self.values.split(sizes), self.parameters, strict=True)
-        ]
-        self._kinds = [_kind(parameter) for parameter in self.parameters]
-        ends = list(itertools.accumulate(sizes))
         self.places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        self._strides = [_strides(parameter) for parameter in self.parameters]
+        self._views = self.views_of(self.values)
+        self._kinds = [_kind(parameter) for parameter in self.parameters]
         self.let_go: Callable[[], None] | None = None
         """Called before another buffer takes one of the parameters over."""
         self.taken = False
@@ -83,6 +85,22 @@ class FlatParameters:
     def like(self) -> torch.Tensor:
         """A zeroed buffer of the same layout."""
         return torch.zeros_like(self.values)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the numbers of every parameter are in the order of their indices, unlike in channels_last."""
+        return not any(self._strides)
+
+    def views_of(self, vector: torch.Tensor, part: slice = slice(None)) -> list[torch.Tensor]:
+        """The parameters that are in this part, in a vector of its length, each with its shape and order in memory."""
+        start = part.start or 0
+        return [
+            vector[place.start - start : place.stop - start].as_strided(parameter.shape, strides)
+            if strides is not None
+            else vector[place.start - start : place.stop - start].view_as(parameter)
+            for parameter, place, strides in zip(self.parameters, self.places, self._strides, strict=True)
+            if start <= place.start and (part.stop is None or place.stop <= part.stop)
+        ]
 
     @torch.no_grad()
     def _bind(self, numbers: Sequence[int]) -> None:
@@ -109,7 +127,10 @@ class FlatParameters:
     def _places_now(self) -> list[tuple[int, int, bool]]:
         """Where every parameter's memory begins, and whether its numbers are all there, in order: of a transpose in the
         same memory they are not."""
-        return [(each.data_ptr(), each.numel(), each.is_contiguous()) for each in self.parameters]
+        return [
+            (each.data_ptr(), each.numel(), each.is_contiguous() if strides is None else each.stride() == strides)
+            for each, strides in zip(self.parameters, self._strides, strict=True)
+        ]
 
     @property
     def moved(self) -> bool:
@@ -229,6 +250,11 @@ class FlatParameters:
         length = -(-total // (most * unit)) * unit
         return [slice(first, min(first + length, total)) for first in range(0, total, length)]
 
+    def stretches(self, part: slice) -> list[Piece]:
+        """This part of the buffer cut at the borders of the groups only: a GPU's kernels are few and long."""
+        cut = [slice(max(part.start, whole.start), min(part.stop, whole.stop)) for whole in self.slices]
+        return [Piece(None, place, place, group) for group, place in enumerate(cut) if place.start < place.stop]
+
     def buckets(self, size: int) -> list[slice]:
         """Stretches of whole parameters with at least `size` bytes each, last first: gradients come in that order."""
         stop = self.values.numel()
@@ -239,19 +265,31 @@ class FlatParameters:
                 stop = place.start
         return found
 
+    def collect_gradients(self, views: Sequence[torch.Tensor], part: slice | None = None) -> None:
+        """Copy the gradients of the parameters, or those in this part, into `views`, by one kernel; none is zero."""
+        chosen = self.parameters if part is None else [self.parameters[number] for number in self._numbers_in(part)]
+        own = [parameter.grad for parameter in chosen]
+        there = [(view, grad) for view, grad in zip(views, own, strict=True) if grad is not None]
+        missing = [view for view, grad in zip(views, own, strict=True) if grad is None]
+        if there:
+            dense = [grad.to_dense() if grad.is_sparse else grad for _, grad in there]
+            torch._foreach_copy_([view for view, _ in there], dense)
+        if missing:
+            torch._foreach_zero_(missing)
+
     def gather_gradients(self, out: torch.Tensor) -> None:
         """Copy every parameter's gradient into `out` [parameters]; no gradient counts as zero."""
         for parameter, place in zip(self.parameters, self.places, strict=True):
             if parameter.grad is None:
                 out[place].zero_()
             else:
-                gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-                out[place].copy_(gradient.reshape(-1))
+                out[place].copy_(_in_order_of(parameter, parameter.grad))
 
     def layout(self) -> str:
         """Shapes and dtypes in order: equal on all ranks, or messages would be misread."""
         shapes = " ".join(
-            f"{_shape(parameter)}:{str(parameter.dtype).removeprefix('torch.')}" for parameter in self.parameters
+            f"{_shape(parameter)}:{str(parameter.dtype).removeprefix('torch.')}{'' if strides is None else strides}"
+            for parameter, strides in zip(self.parameters, self._strides, strict=True)
         )
         return f"{self.values.numel()} of {self.values.dtype}: {shapes}"
 
@@ -276,6 +314,28 @@ def _own_storage(view: torch.Tensor) -> torch.Tensor:
     if view.device.type not in ("cpu", "cuda") or type(view) is not torch.Tensor or not view.numel():
         return view
     return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(view))
+
+
+def _strides(parameter: torch.Tensor) -> tuple[int, ...] | None:
+    """Of a parameter whose numbers are in another order than their indices, as in channels_last; else None."""
+    if parameter.is_contiguous():
+        return None
+    width = 1
+    for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if length > 1:
+            if stride != width:  # a part of something larger
+                return None
+            width *= length
+    return parameter.stride()
+
+
+def _in_order_of(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient as a vector, its numbers in the order that the parameter has in memory."""
+    gradient = gradient.to_dense() if gradient.is_sparse else gradient
+    if parameter.is_contiguous():
+        return gradient.reshape(-1)
+    order = sorted(range(parameter.dim()), key=lambda axis: -parameter.stride(axis))
+    return gradient.permute(order).reshape(-1)
 
 
 def _kind(parameter: torch.Tensor) -> str:

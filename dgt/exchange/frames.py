@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
 import torch
@@ -23,6 +23,7 @@ from dgt.processes.node import Node
 from dgt.processes.notices import NEVER, has_left, steps_at_goodbye
 
 HEAD, TAIL = 64, 8
+HEADS = 4  # that may be on their way to a GPU at a time
 _WHAT = struct.Struct("<4sIQ8s")  # mark, sender, length, layout
 _WHEN = struct.Struct("<QQ")  # number, iteration
 _SETTINGS = struct.Struct("<fI")  # lr of the first group, digest of all groups
@@ -62,10 +63,12 @@ class Settings:
 class Frame:
     """Memory for one message: `raw` travels, `payload` is what the algorithm reads and writes."""
 
-    __slots__ = ("_memory", "payload", "raw")
+    __slots__ = ("_heads", "_memory", "_writes", "payload", "raw")
 
     def __init__(self, raw: torch.Tensor, like: torch.Tensor) -> None:
         self.raw = raw
+        self._heads: list[torch.Tensor] = []  # in pinned memory, on their way to a GPU
+        self._writes = 0
         length = like.numel() * like.element_size()
         self.payload = raw[HEAD : HEAD + length].view(like.dtype).view(like.shape)
         self._memory: memoryview | None = _view(raw) if raw.device.type == "cpu" else None
@@ -79,8 +82,17 @@ class Frame:
         if self._memory is not None:
             self._memory[:HEAD], self._memory[-TAIL:] = head, tail
         else:
-            both = torch.frombuffer(bytearray(head + tail), dtype=torch.uint8).to(self.raw.device)
-            self.raw[:HEAD], self.raw[-TAIL:] = both[:HEAD], both[HEAD:]
+            both = self._next_head()
+            both.numpy()[:] = bytearray(head + tail)
+            self.raw[:HEAD].copy_(both[:HEAD], non_blocking=True)
+            self.raw[-TAIL:].copy_(both[HEAD:], non_blocking=True)
+
+    def _next_head(self) -> torch.Tensor:
+        """Where a head may be written: one is read by the GPU until the step after it is confirmed (`evidence.py`)."""
+        if len(self._heads) < HEADS:
+            self._heads.append(torch.zeros(HEAD + TAIL, dtype=torch.uint8, pin_memory=True))
+        self._writes += 1
+        return self._heads[self._writes % len(self._heads)]
 
     def ends(self) -> tuple[bytes, bytes]:
         """Head and tail as they arrived."""
@@ -92,6 +104,19 @@ class Frame:
     def checksum(self) -> int:
         """CRC-32 of everything between head and tail."""
         return crc32(self.memory[HEAD:-TAIL])
+
+
+class _Ends:
+    """Head and tail of a frame whose content is elsewhere."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def ends(self) -> tuple[bytes, bytes]:
+        return self._content[:HEAD], self._content[HEAD:]
+
+    def checksum(self) -> int:
+        raise NotImplementedError("crc=True looks at content as soon as it is there")
 
 
 def _view(raw: torch.Tensor) -> memoryview:
@@ -127,9 +152,14 @@ class Seal:
         own = crc32(head).to_bytes(4, "little")
         frame.write(head + own, own + own)
 
-    def check(self, frames: Iterable[tuple[int, Frame]], number: int, iteration: int) -> None:
-        """Raise `WireError` unless these are the messages that were asked for, by sender; take their notices."""
-        rest = _WHEN.pack(number, iteration) + self._used
+    def check(
+        self, frames: Iterable[tuple[int, Frame | _Ends]], number: int, iteration: int, used: bytes | None = None
+    ) -> None:
+        """Raise `WireError` unless these are the messages that were asked for, by sender; take their notices.
+
+        used   the settings that the answers are compared with, if not those of now
+        """
+        rest = _WHEN.pack(number, iteration) + (self._used if used is None else used)
         for sender, frame in frames:
             head, tail = frame.ends()
             own = head[_CHECKED:]
@@ -145,6 +175,17 @@ class Seal:
                     raise self._wrong(sender, iteration, "its content changed on the way")
                 self._notices.hear(stop_at, save_at)
         self.last = iteration
+
+    def check_later(self, senders: Sequence[int], number: int, iteration: int) -> Callable[[bytes], None]:
+        """The same for heads that are still on a GPU: to be called with `HEAD` and `TAIL` of every sender in turn."""
+        used = self._used
+
+        def check(content: bytes) -> None:
+            width = HEAD + TAIL
+            ends = [_Ends(content[k * width : (k + 1) * width]) for k in range(len(senders))]
+            self.check(zip(senders, ends, strict=True), number, iteration, used)
+
+        return check
 
     def _error(self, sender: int, iteration: int, head: bytes, expected: bytes) -> Exception:
         steps = steps_at_goodbye(head)

@@ -30,6 +30,16 @@ MOST_BYTES = 2**30
 """All inboxes of one optimizer together: beyond it neighbours share inboxes, and wait for each other."""
 
 
+TURNS = 2
+"""Inboxes on a GPU where neighbours share them: the next one's message arrives while one is added up."""
+ALIGNMENT = 256  # bytes, of what kernels read fastest
+
+
+def padded(frame_bytes: int) -> int:
+    """Bytes from one inbox on a GPU to the next."""
+    return -(-frame_bytes // ALIGNMENT) * ALIGNMENT
+
+
 def message_tag(number: int, channel: int) -> int:
     """A tag per message and channel: a stale or early message cannot be taken for this one."""
     return (number % 2**16) * CHANNELS + channel

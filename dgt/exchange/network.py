@@ -84,6 +84,7 @@ class Network:
         self.before_reading: list[Callable[[], None]] = []  # brings parameters up to date that are still on their way
         self.averaging: frozenset[int] = frozenset()  # ids of the tensors that hold the average just now
         self.laziness = laziness
+        self._most_neighbours = most_at_a_time(topology)
         if self.schedule is not None:
             self.eccentricity = changing.steps_to_reach_all(self.schedule, node.rank)
             self._learn_rows(self.schedule, share.mixing_weight)
@@ -127,7 +128,9 @@ class Network:
             else:
                 theirs = transport.exchange(kind, step, own)
             row = self.row_at(turn)
-            own = sum((row.neighbours[peer] * message for peer, message in theirs.items()), row.own * own)
+            # messages over gloo are in main memory, wherever the values are
+            heard = ((peer, message.to(own.device)) for peer, message in theirs.items())
+            own = sum((row.neighbours[peer] * message for peer, message in heard), row.own * own)
         return own
 
     def among(self, graph: Topology, weights: np.ndarray, row: MixingRow | None) -> Network:
@@ -143,12 +146,13 @@ class Network:
     def open_transport(self) -> Transport:
         """A way to exchange buffers with the neighbours, apart from all others."""
         if self.schedule is not None:
-            self._transports.append(
-                ScheduledTransport(self.node, self.neighbours, self._partners, self.transport, self.crc)
+            ways: Transport = ScheduledTransport(
+                self.node, self.neighbours, self._partners, self.transport, self.crc, self._most_neighbours
             )
         else:
-            self._transports.append(Transport(self.node, self.neighbours, self.transport, self.crc))
-        return self._transports[-1]
+            ways = Transport(self.node, self.neighbours, self.transport, self.crc, self._most_neighbours)
+        self._transports.append(ways)
+        return ways
 
     @contextlib.contextmanager
     def average(
@@ -193,6 +197,14 @@ class Network:
     def wait_seconds(self) -> float:
         """How long this node has stood still for its neighbours' messages since the first step."""
         return self.wait_before + sum(transport.wait_seconds for transport in self._transports)
+
+
+def most_at_a_time(topology: Topology) -> int:
+    """Neighbours that the node with most of them has in one exchange."""
+    if isinstance(topology, Schedule):
+        counts = [np.bincount(np.ravel(pairs)).max(initial=0) for pairs in topology.pairs]
+        return int(max(counts, default=0))
+    return max(dict(topology.degree).values())
 
 
 def handshake(transport: Transport, own_weight: float, laziness: float) -> MixingRow:

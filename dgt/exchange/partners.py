@@ -51,9 +51,16 @@ class ScheduledTransport(Transport):
     """This node's way to all neighbours it ever has."""
 
     def __init__(
-        self, node: Node, peers: Sequence[int], partners: Partners, way: str = "auto", crc: bool = False
+        self,
+        node: Node,
+        peers: Sequence[int],
+        partners: Partners,
+        way: str = "auto",
+        crc: bool = False,
+        most_neighbours: int = 0,
     ) -> None:
-        super().__init__(node, peers, way, crc)
+        """most_neighbours: partners at a time that a rank of the network has."""
+        super().__init__(node, peers, way, crc, most_neighbours)
         self._partners = partners
 
     def make_outbox(
@@ -64,8 +71,9 @@ class ScheduledTransport(Transport):
         board: shared.OwnBoard | None,
         boards: dict[int, shared.Board],
         inboxes: int,
+        memory: torch.Tensor | None = None,
     ) -> ScheduledOutbox:
-        return ScheduledOutbox(self, self._partners, kind, channel, like, board, boards, inboxes)
+        return ScheduledOutbox(self, self._partners, kind, channel, like, board, boards, inboxes, memory=memory)
 
     def exchange_at(self, turn: int, kind: str, step: int, message: torch.Tensor) -> dict[int, torch.Tensor]:
         """As `exchange`, with the partners of exchange `turn` of the schedule only."""
@@ -89,9 +97,10 @@ class ScheduledOutbox(Outbox):
         boards: dict[int, shared.Board],
         inboxes: int,
         first: int = 0,
+        memory: torch.Tensor | None = None,
     ) -> None:
         self._partners, self._ahead = partners, 0
-        super().__init__(transport, kind, channel, like, board, boards, min(inboxes, partners.most), first)
+        super().__init__(transport, kind, channel, like, board, boards, min(inboxes, partners.most), first, memory)
         self.expects_next = False  # what comes next is another partner's
         self.near_frames = [{peer: theirs.frames[turn] for peer, theirs in boards.items()} for turn in (0, 1)]
         self.acknowledged = Acknowledged(board, boards) if board is not None else None

@@ -18,22 +18,16 @@ import torch
 import torch.distributed as dist
 
 from dgt.errors import PeerError, TrainingError
+from dgt.exchange.batches import Batches, message_order
 from dgt.exchange.inboxes import message_tag
 
 if TYPE_CHECKING:
     from dgt.exchange.transport import Outbox
 
+__all__ = ["HAND_OVER_BYTES", "Pending", "message_order"]
+
 # gloo copies as much of a message as fits into the socket before it returns: large ones would keep the caller waiting
 HAND_OVER_BYTES = 64 * 1024
-
-
-def message_order(rank: int, peers: Sequence[int]) -> list[tuple[str, int]]:
-    """The order of one nccl batch: per peer, ascending, the lower rank sends first; both ends meet in order."""
-    order = []
-    for peer in sorted(peers):
-        pair = [("send", peer), ("receive", peer)]
-        order += pair if rank < peer else pair[::-1]
-    return order
 
 
 class Pending:
@@ -41,7 +35,7 @@ class Pending:
 
     __slots__ = (
         "__weakref__",
-        "_batch",
+        "_batches",
         "_collected",
         "_inboxes",
         "_node",
@@ -60,7 +54,7 @@ class Pending:
         self._peers, self._others = peers, others
         self._inboxes = outbox.inboxes_of(others)
         self._sends: list[dist.Work | _Handed] = []
-        self._batch: list[dist.Work] = []
+        self._batches: Batches | None = None
         self._collected = False
 
     def start(self, message: torch.Tensor) -> None:
@@ -68,7 +62,7 @@ class Pending:
         if not self._others:
             return
         if self._outbox.uses_nccl:
-            self.start_batch(message)
+            self._batches = Batches(self._outbox, self._inboxes, self._others, message)
         else:
             self.start_tagged(message)
         self._node.under_way.add(self)
@@ -92,21 +86,10 @@ class Pending:
         except RuntimeError as error:  # gloo raises here, too, once the neighbour has closed its connection
             raise self._absent(peer, error) from error
 
-    def start_batch(self, message: torch.Tensor) -> None:
-        group = self._node.data
-        theirs = {peer: self._inboxes.frame(position).raw for position, peer in enumerate(self._others)}
-        if theirs:
-            batch = [
-                dist.P2POp(dist.isend, message, peer, group)
-                if way == "send"
-                else dist.P2POp(dist.irecv, theirs[peer], peer, group)
-                for way, peer in message_order(self._node.rank, self._others)
-            ]
-            # nccl returns one handle for the whole batch, gloo one per operation: wait for all of it
-            try:
-                self._batch = dist.batch_isend_irecv(batch)
-            except RuntimeError as error:
-                raise self._absent(None, error) from error
+    def ask(self) -> None:
+        """Wait until what nccl was given is through, without using it."""
+        if self._batches is not None:
+            self._batches.ask(self._step)
 
     def shared(self) -> list[tuple[int, torch.Tensor]]:
         """(peer, buffer) of all neighbours in shared memory, once all have published; read it before the next post."""
@@ -126,10 +109,11 @@ class Pending:
         """(peer, buffer) of all other neighbours, ascending; the buffer holds until the next one is asked for."""
         # patience counts from here: a neighbour may have been computing while its message was expected
         deadline = time.monotonic() + self._node.timeout
-        for work in self._batch:
-            self._wait(work, None, deadline)
-        self._batch = []
-        for position, peer in enumerate(self._others if not self._collected else []):
+        if self._batches is not None:
+            yield from self._batches.arrive(self._number, self._step)
+            self._batches = None
+        by_tag = not (self._collected or self._outbox.uses_nccl)
+        for position, peer in enumerate(self._others if by_tag else []):
             yield peer, self._arrived(position, deadline)
             if not self._outbox.holds_messages:
                 self._free(position)
@@ -139,20 +123,17 @@ class Pending:
     def _arrived(self, position: int, deadline: float) -> torch.Tensor:
         """The message of the neighbour at this position, once it is there."""
         peer, outbox = self._others[position], self._outbox
-        if not outbox.uses_nccl:
-            self._wait(self._inboxes.take(position), peer, deadline)
-        inbox = self._inboxes.frame(position)
-        outbox.seal.check([(peer, inbox)], self._number, self._step)
-        return inbox.payload
+        self._wait(self._inboxes.take(position), peer, deadline)
+        outbox.check([peer], position, self._number, self._step)
+        return self._inboxes.frame(position).payload
 
     def _free(self, position: int) -> None:
         """The message at this position was read; another may come in."""
         inboxes = self._inboxes
-        if not self._outbox.uses_nccl:
-            try:
-                inboxes.free(position, self._number, self._outbox.expects_next)
-            except RuntimeError as error:
-                raise self._absent(self._others[position + len(inboxes.frames)], error) from error
+        try:
+            inboxes.free(position, self._number, self._outbox.expects_next)
+        except RuntimeError as error:
+            raise self._absent(self._others[position + len(inboxes.frames)], error) from error
 
     def in_order(self) -> Iterator[list[tuple[int, torch.Tensor]]]:
         """(peer, buffer) of all neighbours, ascending, whichever way their messages come: sums are the same bit by bit
@@ -208,7 +189,7 @@ class Pending:
 
     def abandon(self) -> None:
         """Connections are closed next: give up what is still to be sent."""
-        self._sends = []
+        self._sends, self._batches = [], None
 
     def receive_rest(self) -> None:
         """Take in what nobody wants any more, so that its sender need not wait."""
@@ -219,12 +200,9 @@ class Pending:
         if self._collected and not self._sends:
             self._node.under_way.discard(self)
 
-    def _wait(self, work: dist.Work | _Handed, peer: int | None, deadline: float) -> None:
+    def _wait(self, work: dist.Work | _Handed, peer: int, deadline: float) -> None:
         since = time.monotonic()
         try:
-            if self._outbox.uses_nccl:
-                work.wait()  # orders streams, returns at once; its own watchdog keeps the time
-                return
             # at least a moment: once one neighbour was late, messages that did arrive must still be taken
             work.wait(timedelta(seconds=max(deadline - since, 0.5)))
         except (RuntimeError, TimeoutError, FutureTimeoutError) as error:
@@ -232,8 +210,8 @@ class Pending:
         finally:
             self._outbox.transport.wait_seconds += time.monotonic() - since
 
-    def _absent(self, peer: int | None, error: Exception) -> PeerError | TrainingError:
-        return self._outbox.absent(self._peers if peer is None else [peer], error, self._step)
+    def _absent(self, peer: int, error: Exception) -> PeerError | TrainingError:
+        return self._outbox.absent([peer], error, self._step)
 
 
 class _Handed:

@@ -15,7 +15,7 @@ import torch
 from dgt.exchange.network import Network
 from dgt.exchange.partners import ScheduledOutbox
 from dgt.exchange.streams import Stream, pieces_of
-from dgt.exchange.transport import Transport
+from dgt.exchange.transport import Outbox, Transport
 
 
 class ScheduledStream(Stream):
@@ -24,9 +24,10 @@ class ScheduledStream(Stream):
     outbox: ScheduledOutbox
 
     def __init__(
-        self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int, every: int
-    ) -> None:
-        super().__init__(network, transport, kind, like, inboxes)
+        self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int, every: int,
+        after: Outbox | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(network, transport, kind, like, inboxes, after)
         assert network.schedule is not None
         self._network, self._every, self._rounds = network, every, network.schedule.rounds
         self._mixed = torch.empty_like(like) if self._rounds > 1 else None

@@ -27,7 +27,7 @@ import torch
 from dgt.exchange.codecs import PIECE, Codec
 from dgt.exchange.network import Network
 from dgt.exchange.pending import Pending
-from dgt.exchange.transport import Transport
+from dgt.exchange.transport import Outbox, Transport
 
 LONG_PIECE = 1 << 19  # numbers worked on at a time, so that a result is still in the cache when it is read
 Move = tuple[slice, torch.Tensor, float]  # a piece, d, and the share by which d is sum_j W_ij (m_j - m_i) there
@@ -36,9 +36,13 @@ Move = tuple[slice, torch.Tensor, float]  # a piece, d, and the share by which d
 class Stream:
     """Vectors like `like`, sent as they are."""
 
-    def __init__(self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int = 2) -> None:
+    def __init__(
+        self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int = 2,
+        after: Outbox | None = None,
+    ) -> None:  # fmt: skip
+        """after: as of `Transport.outbox`."""
         self.row = network.row
-        self.outbox = transport.outbox(kind, like, inboxes)
+        self.outbox = transport.outbox(kind, like, inboxes, after)
         self._message = self.outbox.buffer
         self._pending: Pending | None = None
         self._room: list[torch.Tensor] = []  # for the pieces of `_moves`
@@ -52,6 +56,11 @@ class Stream:
     def under_way(self) -> bool:
         """Whether a vector was posted and its mixture not yet taken."""
         return self._pending is not None
+
+    def ask(self) -> None:
+        """Wait until the neighbours' vectors are there; with nccl all that were posted before are there too."""
+        if self._pending is not None:
+            self._pending.ask()
 
     def claim(self, step: int) -> None:
         """Before `buffer` is written: wait for whoever still reads it, as may be on a schedule."""
@@ -145,7 +154,12 @@ class Stream:
         self._finish()
 
     def _moves_of(self, heard: Sequence[tuple[torch.Tensor, float]]) -> Iterator[Move]:
-        own, rooms, whole = self._own, self._rooms(2), heard[0][1]
+        own, whole = self._own, heard[0][1]
+        if own.is_cuda:  # in the inboxes' own memory
+            for theirs, share in heard:
+                yield slice(0, own.numel()), theirs.sub_(own), share
+            return
+        rooms = self._rooms(2)
         for part in _parts(own):
             change, one = (room[: part.stop - part.start] for room in rooms)
             for place, (theirs, share) in enumerate(heard):
@@ -159,7 +173,7 @@ class Stream:
         """Vectors of the length of a piece, made when they are first asked for."""
         own = self._own
         while len(self._room) < count:
-            self._room.append(torch.empty_like(own[:PIECE] if own.device.type == "cpu" else own))
+            self._room.append(torch.empty_like(own[:PIECE]))
         return self._room
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -177,10 +191,10 @@ class CompressedStream(Stream):
 
     def __init__(
         self, network: Network, transport: Transport, kind: str, like: torch.Tensor, inboxes: int, codec: Codec,
-        every: int = 1,
+        every: int = 1, after: Outbox | None = None, room: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """every: steps from one exchange to the next, by which exchanges are counted."""
-        super().__init__(network, transport, kind, codec.empty(), inboxes)
+        """every: steps from one exchange to the next, by which exchanges are counted; room: as of `codecs.codec`."""
+        super().__init__(network, transport, kind, codec.empty(), inboxes, after)
         self._codec, self._every, length = codec, every, like.numel()
         # as long as whole blocks; what is behind the vector's end stays zero
         dtypes = like.dtype, torch.float64, torch.float64
@@ -190,7 +204,7 @@ class CompressedStream(Stream):
         """m, e_i and sum_j W_ij e_j of the neighbours."""
         self._filled = list(zip(*map(codec.split, filled), strict=True))
         self._pieces = list(zip(*(each.split(codec.piece) for each in own), strict=True))
-        self._scratch = like.new_empty(min(codec.piece, codec.numbers))
+        self._scratch = like.new_empty(min(codec.piece, codec.numbers)) if room is None else room
         self._parts: dict[int, Sequence[Any]] = {}
 
     @property

@@ -20,8 +20,9 @@ import torch
 
 from dgt.errors import PeerError, TrainingError, WireError
 from dgt.exchange import shared
-from dgt.exchange.frames import Frame, Seal, Settings, frame_bytes, layout
-from dgt.exchange.inboxes import CHANNELS, MOST_BYTES, Inboxes, how_many, message_tag
+from dgt.exchange.evidence import Evidence
+from dgt.exchange.frames import HEAD, TAIL, Frame, Seal, Settings, frame_bytes, layout
+from dgt.exchange.inboxes import CHANNELS, MOST_BYTES, TURNS, Inboxes, how_many, message_tag, padded
 from dgt.exchange.missed import missed
 from dgt.exchange.pending import Pending
 from dgt.processes.node import Node
@@ -35,7 +36,10 @@ class Transport:
     Each outbox is a channel of its own: two optimizers, or two networks, never take each other's messages.
     """
 
-    def __init__(self, node: Node, peers: Sequence[int], way: str = "auto", crc: bool = False) -> None:
+    def __init__(
+        self, node: Node, peers: Sequence[int], way: str = "auto", crc: bool = False, most_neighbours: int = 0
+    ) -> None:
+        """most_neighbours: that a rank of the network has; nccl wants all of them to proceed in the same way."""
         self.node, self.crc = node, crc
         self.peers = sorted(peers)
         self._channel = node.open_channel()
@@ -44,14 +48,20 @@ class Transport:
         self.bytes_sent = 0
         self.wait_seconds = 0.0
         self._share_memory = way == "auto" and shared.available()
+        self.most_neighbours = most_neighbours or len(self.peers)
         self._exchanges = 0
         self._inbox_bytes = 0
+        checks_later = node.backend == "nccl" and not crc
+        self.evidence = Evidence(node.device, node.timeout) if checks_later else None
+        """On a GPU, what the host checks a step later."""
 
-    def outbox(self, kind: str, like: torch.Tensor, least_inboxes: int = 2) -> Outbox:
+    def outbox(self, kind: str, like: torch.Tensor, least_inboxes: int = 2, after: Outbox | None = None) -> Outbox:
         """A place for messages of this kind and shape; all neighbours open theirs in the same order.
 
         Outside shared memory every neighbour has an inbox of its own, while all of this transport's inboxes take at
         most `inboxes.MOST_BYTES`; beyond it there are `least_inboxes`.
+
+        after   an outbox whose messages have always been read when this one's are posted: a GPU's share memory
         """
         possible = like.device.type == "cpu" and 0 < len(self.peers) <= shared.MOST_NEIGHBOURS
         own = shared.create(like) if self._share_memory and possible else None
@@ -59,9 +69,25 @@ class Transport:
             self.node.life_signs.add(own)
         boards = self._meet(own, like, layout(kind, like))
         others, size = len(self.peers) - len(boards), frame_bytes(like)
+        if self.node.backend == "nccl" and like.is_cuda:
+            return self._outbox_on_gpu(kind, like, size, after)
         number = how_many(others, least_inboxes, size, MOST_BYTES - self._inbox_bytes)
         self._inbox_bytes += number * size
         return self.make_outbox(kind, self.node.open_channel(), like, own if boards else None, boards, number)
+
+    def _outbox_on_gpu(self, kind: str, like: torch.Tensor, size: int, after: Outbox | None) -> Outbox:
+        """Every neighbour has an inbox on all ranks, or on none."""
+        if after is not None and after.inbox_memory.shape[1] == padded(size):
+            memory, takes_turns = after.inbox_memory, after.takes_turns
+        else:
+            number = how_many(self.most_neighbours, TURNS, size, MOST_BYTES - self._inbox_bytes)
+            self._inbox_bytes += number * size
+            takes_turns = number < self.most_neighbours
+            number = min(number, len(self.peers))
+            memory = torch.zeros(number, padded(size), dtype=torch.uint8, device=like.device)
+        outbox = self.make_outbox(kind, self.node.open_channel(), like, None, {}, len(memory), memory)
+        outbox.takes_turns = takes_turns
+        return outbox
 
     def make_outbox(
         self,
@@ -71,9 +97,10 @@ class Transport:
         board: shared.OwnBoard | None,
         boards: dict[int, shared.Board],
         inboxes: int,
+        memory: torch.Tensor | None = None,
     ) -> Outbox:
         """The outbox of a stream, whose neighbours have been met."""
-        return Outbox(self, kind, channel, like, board, boards, inboxes)
+        return Outbox(self, kind, channel, like, board, boards, inboxes, memory=memory)
 
     def exchange(self, kind: str, step: int, message: torch.Tensor) -> dict[int, torch.Tensor]:
         """Send a small message to every neighbour and get theirs; start-up and rare things only."""
@@ -88,6 +115,8 @@ class Transport:
         pending = post()
         theirs = dict(pending.collect())
         pending.finish()
+        if outbox.uses_nccl and self.evidence is not None:
+            self.evidence.settle()
         return theirs
 
     def _meet(self, own: shared.OwnBoard | None, like: torch.Tensor, laid_out: bytes) -> dict[int, shared.Board]:
@@ -141,7 +170,9 @@ class Outbox:
         boards: dict[int, shared.Board],
         inboxes: int,
         first: int = 0,
+        memory: torch.Tensor | None = None,
     ) -> None:
+        """memory: [inboxes, bytes] on a GPU, for nccl."""
         self.transport, self.kind, self.node = transport, kind, transport.node
         self.channel = channel % CHANNELS
         self.board, self.boards = board, boards
@@ -156,11 +187,19 @@ class Outbox:
         staged = like.is_cuda and not self.uses_nccl
         near = torch.device("cpu") if staged else like.device
         self._staged = _frame(like, near, pin=True) if staged and self.others else None
-        number = len(self.others) if self.uses_nccl else min(inboxes, len(self.others))
-        frames = [_frame(like, near, pin=staged) for _ in range(number)]
+        number = min(inboxes, len(self.others))
+        if self.uses_nccl:
+            size = frame_bytes(like)
+            rows = torch.zeros(number, padded(size), dtype=torch.uint8, device=near) if memory is None else memory
+            self.inbox_memory, self._ends = rows, [rows[:, :HEAD], rows[:, size - TAIL : size]]
+            frames = [Frame(row[:size], like) for row in rows]
+        else:
+            frames = [_frame(like, near, pin=staged) for _ in range(number)]
         self.inboxes = Inboxes(self.node, self.others, self.channel, frames)
         self.expects_next = not self.uses_nccl
         """Whether the receive of the next message is posted as soon as an inbox has been read."""
+        self.takes_turns = False
+        """Whether neighbours share inboxes on a GPU, so that one is sent to and received from after the other."""
         self.holds_messages = False
         """Whether they stay in their inboxes until `release`."""
         self._bytes = len(transport.peers) * like.numel() * like.element_size()
@@ -202,6 +241,17 @@ class Outbox:
         if self.expects_next:
             for position in range(len(self.others)):
                 self.inboxes.free(position, self._posted - 1)
+
+    def check(self, peers: Sequence[int], first: int, number: int, step: int) -> None:
+        """Check the messages of these peers, which are in the inboxes from position `first` on; on a GPU a step later."""
+        evidence = self.transport.evidence
+        if evidence is None or not self.uses_nccl:
+            frames = [self.inboxes.frame(first + k) for k in range(len(peers))]
+            self.seal.check(zip(peers, frames, strict=True), number, step)
+            return
+        place = first % len(self.inbox_memory)
+        rows = evidence.note_rows(len(peers), self.seal.check_later(peers, number, step))
+        torch.cat([each[place : place + len(peers)] for each in self._ends], dim=1, out=rows)
 
     def post(self, step: int) -> Pending:
         """Start sending to all neighbours; the message must not change before `Pending.finish`."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgt.config.checks import check_range
 from dgt.errors import PeerError, TrainingError
-from dgt.processes import call_header, peer_status
+from dgt.processes import call_header, patience, peer_status
 from dgt.processes.notices import Absence, absence, has_left
 from dgt.processes.peer_status import Position
 
@@ -71,7 +71,7 @@ def all_reduce(node: Node, values: Any, compared: bool) -> torch.Tensor:
     with peer_errors(node, call):
         work = dist.all_reduce(values, group=node.data if nccl else node.control, async_op=True)
         if nccl:
-            work.wait()
+            _wait_on_gpu(node, work)
         else:
             _wait(node, work)
     return values
@@ -119,10 +119,28 @@ def compare_headers(node: Node, call: str, raw: torch.Tensor | None = None) -> t
 def _wait(node: Node, work: dist.Work) -> None:
     """Wait for an operation of gloo; raise if a rank that has left the network is needed to complete it."""
     while not is_complete(work):
-        left = peer_status.find_departure(node.store, node.members)
-        if left is not None and left.calls < node.calls:
-            where = f"in a call of all ranks after {node.steps} steps"
-            raise TrainingError(has_left(node.name, f"node {left.name}", left.steps, where))
+        _refuse_departed(node)
+
+
+def _refuse_departed(node: Node) -> None:
+    left = peer_status.find_departure(node.store, node.members)
+    if left is not None and left.calls < node.calls:
+        where = f"in a call of all ranks after {node.steps} steps"
+        raise TrainingError(has_left(node.name, f"node {left.name}", left.steps, where))
+
+
+def _wait_on_gpu(node: Node, work: dist.Work) -> None:
+    """The same for an operation of nccl, which a rank that is gone leaves waiting."""
+
+    def look() -> None:
+        _refuse_departed(node)
+        lost = patience.find_lost(node, [rank for rank in range(node.size) if rank != node.rank])
+        if lost is not None:
+            raise lost[1]
+
+    if not patience.asked_until(work.is_completed, time.monotonic() + node.timeout, look):
+        raise RuntimeError("timed out")
+    work.wait()
 
 
 def is_complete(work: dist.Work) -> bool:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command impor
     import torch.distributed as dist
 
 log = logging.getLogger(__name__)
+LAST_RESORT_SECONDS = 60.0  # after twice the timeout, nccl ends the process of a rank that still waits
 
 
 @contextlib.contextmanager
@@ -77,7 +78,9 @@ def choose_device_and_backend(node: Node, backend: str, device: str) -> None:
     if node.device.type == "cuda":
         torch.cuda.set_device(node.device)
     if node.backend == "nccl":
-        group = dist.new_group(backend="nccl", timeout=timedelta(seconds=node.timeout), device_id=node.device)
+        # the host keeps the time, and names who is missing (`patience.py`); nccl's watchdog is the last resort
+        last_resort = timedelta(seconds=2 * node.timeout + LAST_RESORT_SECONDS)
+        group = dist.new_group(backend="nccl", timeout=last_resort, device_id=node.device)
         assert isinstance(group, dist.ProcessGroup)
         node.groups["data"] = group
         # the first operation of an nccl group must have all ranks in it; messages between neighbours do not

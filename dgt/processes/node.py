@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dgt.errors import PeerError
-from dgt.processes import collectives, output, peer_status, regroup, rendezvous
+from dgt.processes import collectives, output, patience, peer_status, regroup, rendezvous
 from dgt.processes.notices import NEVER, Notices
 from dgt.processes.placement import Placement
 
@@ -121,6 +121,8 @@ class Node:
     """Messages that are not complete yet."""
     receivers: weakref.WeakSet[Receiver] = field(default_factory=weakref.WeakSet)
     """Withdrawn before connections are closed; an optimizer that is deleted takes its own along."""
+    probes: dict[int, Any] = field(default_factory=dict)
+    """By rank, a message that nobody receives (`patience.find_lost`)."""
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dgt-sender"))
     """One thread, started at its first use, so that messages leave in the order in which they were posted."""
 
@@ -262,6 +264,7 @@ class Node:
 
     def close_connections(self) -> None:
         """Destroy the process groups after an error: the neighbours' receives fail at once, and they do the same."""
+        patience.abort(self.groups)
         for sign in self.life_signs:
             sign.release()
         self.life_signs.clear()
@@ -278,6 +281,7 @@ class Node:
 
     def withdraw_receives(self) -> None:
         """Before the process groups are destroyed: give up all receives, whose handles keep connections open."""
+        self.probes.clear()
         for receiver in list(self.receivers):
             receiver.withdraw()
 

@@ -79,6 +79,21 @@ def exchange_positions(
     return _bounded(exchange) or {}
 
 
+def publish_waiting(store: dist.Store, members: Sequence[int], name: int, waits: bool) -> None:
+    """Write that node `name` has been waiting for others for a while, or no longer does."""
+    _bounded(lambda: store.set(f"{_prefix(members)}/waiting/{name}", "1" if waits else "0"))
+
+
+def find_waiting(store: dist.Store, members: Sequence[int], names: Sequence[int]) -> list[int]:
+    """Those of these nodes that wait for others themselves."""
+
+    def read() -> list[int]:
+        keys = {name: f"{_prefix(members)}/waiting/{name}" for name in names}
+        return [name for name, key in keys.items() if store.check([key]) and store.get(key) == b"1"]
+
+    return _bounded(read) or []
+
+
 def _prefix(members: Sequence[int]) -> str:
     """Keys of this set of members: those who go on after a loss must not read what was written before it."""
     return f"dgt/{crc32(repr(list(members)).encode()):08x}"

@@ -110,20 +110,36 @@ class ExchangeDuringBackward:
             for parameter, gradient, version in self._left
             if parameter.grad is not gradient or _version(gradient) != version
         ]
-        if not changed and not torch.equal(
-            _extents([gradient for _, gradient, _ in self._left]), torch.cat(self._extents)
-        ):
-            changed = [parameter for parameter, *_ in self._left]  # by way of .data, which torch does not count
         if changed:
-            raise ConfigError(
-                f"the gradient of {self._names[changed[0]]} was changed after backward (by clip_grad_norm_, a "
-                "GradScaler or zero_grad?), but with bucket_mb it had left by then: set bucket_mb=0, or change it "
-                "during backward, in a hook of Tensor.register_hook"
-            )
+            raise self._changed(changed[0])
+        if self._left:
+            self._compare_extents(self._left[0][0])
         self._forget()
         self._iteration = -1  # load_state_dict may go back to this iteration
         if self._optimizer.flat.moved:
             raise ConfigError("parameters were replaced between backward and step: with bucket_mb do it after the step")
+
+    def _compare_extents(self, first: torch.nn.Parameter) -> None:
+        """Gradients may have been changed by way of .data, which torch does not count; on a GPU seen a step later."""
+        evidence = self._optimizer.transport.evidence
+        before, now = torch.cat(self._extents), _extents([gradient for _, gradient, _ in self._left])
+        if evidence is None:
+            if not torch.equal(now, before):
+                raise self._changed(first)
+            return
+
+        def check(number: float) -> None:
+            if number:
+                raise self._changed(first)
+
+        evidence.note_number((now != before).any(), check)
+
+    def _changed(self, parameter: torch.nn.Parameter) -> ConfigError:
+        return ConfigError(
+            f"the gradient of {self._names[parameter]} was changed after backward (by clip_grad_norm_, a "
+            "GradScaler or zero_grad?), but with bucket_mb it had left by then: set bucket_mb=0, or change it "
+            "during backward, in a hook of Tensor.register_hook"
+        )
 
     def _forget(self) -> None:
         self._left.clear()

@@ -56,18 +56,17 @@ class Base:
         """Make the optimizers for these parts of the flat parameters, whose groups are at `slices`."""
         self._counts_on_device = bool(self._options.get("capturable"))
         fused = {} if {"fused", "foreach"} & self._options.keys() or not self._takes_fused(values) else {"fused": True}
-        length = LONG_PIECE if values.device.type == "cpu" else values.numel()
+        cut = values.device.type == "cpu"
         for part in sorted(parts, key=lambda each: each.start):
-            for first in range(part.start, part.stop, length):
-                for number, whole in enumerate(slices):
-                    place = slice(max(first, whole.start), min(first + length, part.stop, whole.stop))
-                    if place.start < place.stop:
-                        own = self._of_group(groups[number])
-                        flat = torch.nn.Parameter(values[place])
-                        optimizer = self._make(
-                            [{"params": [flat], **own}], **{**self._options, **fused, "lr": own["lr"]}
-                        )
-                        self._stretches.append(_Stretch(optimizer, flat, number, place))
+            for number, places in _places(part, slices).items():
+                whole = slice(places[0].start, places[-1].stop)
+                for each in [[place] for place in places] if cut else [places]:
+                    place = each[0] if cut else whole
+                    own = self._of_group(groups[number])
+                    flat = torch.nn.Parameter(values[place])
+                    optimizer = self._make([{"params": [flat], **own}], **{**self._options, **fused, "lr": own["lr"]})
+                    self._stretches.append(_Stretch(optimizer, flat, number, place, each))
+        self._stretches.sort(key=lambda stretch: stretch.place.start)
         # as torch's own load_state_dict
         self._counts_on_device |= any(each.optimizer.param_groups[0].get("fused") for each in self._stretches)
         self._starts = [each.place.start for each in self._stretches]
@@ -145,29 +144,40 @@ class Base:
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor of its state by name; before the first step, of the shapes that they will have."""
         found = {STEPS: torch.tensor(self.steps)}
-        for name, flat, state, key in self._entries():
+        for stretch, key, names in self._entries():
+            flat, state = stretch.flat, stretch.optimizer.state[stretch.flat]
             value = state[key] if key in state else self._expected(key, flat)
-            found[name] = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
+            for name, inside in names.items():
+                if not isinstance(value, torch.Tensor):
+                    found[name] = torch.tensor(value, dtype=torch.float64)
+                else:
+                    found[name] = value[inside] if value.shape == flat.shape else value
         return found
 
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Take over what `state` gave."""
         self.steps = int(saved[STEPS])
-        for name, flat, state, key in self._entries():
+        for stretch, key, names in self._entries():
+            state, values = stretch.optimizer.state[stretch.flat], [saved[name] for name in names]
             if not self.steps:
                 state.clear()
             elif isinstance(self._kinds[key], torch.Tensor):
-                on_host = not saved[name].ndim and not self._counts_on_device
-                state[key] = saved[name].clone().to("cpu" if on_host else flat.device)
+                on_host = not values[0].ndim and not self._counts_on_device
+                value = torch.cat(values) if values[0].ndim else values[0].clone()
+                state[key] = value.to("cpu" if on_host else stretch.flat.device)
             else:
-                state[key] = type(self._kinds[key])(saved[name].item())
+                state[key] = type(self._kinds[key])(values[0].item())
 
-    def _entries(self) -> Iterator[tuple[str, torch.Tensor, dict[str, Any], str]]:
-        """(name in checkpoints, parameter, its state, key in the state)."""
+    def _entries(self) -> Iterator[tuple[_Stretch, str, dict[str, slice]]]:
+        """A stretch, a key of its state, and the names in checkpoints of its parts, which are those of a CPU."""
         for stretch in self._stretches:
+            start = stretch.place.start
             for key in self._kinds:
-                name = f"{PREFIX}{stretch.place.start}_{stretch.group}_{key}"
-                yield name, stretch.flat, stretch.optimizer.state[stretch.flat], key
+                names = {
+                    f"{PREFIX}{part.start}_{stretch.group}_{key}": slice(part.start - start, part.stop - start)
+                    for part in stretch.parts
+                }
+                yield stretch, key, names
 
     def _expected(self, key: str, flat: torch.Tensor) -> Any:
         """What the first step would make of a state, in shape; it takes no memory."""
@@ -230,12 +240,14 @@ class _Stretch:
     """optimizer  of one flat parameter
     group      the number of its parameter group
     place      where it is among all parameters
+    parts      what of it a CPU would have as stretches, and checkpoints have
     """
 
     optimizer: torch.optim.Optimizer
     flat: torch.nn.Parameter
     group: int
     place: slice
+    parts: Sequence[slice]
 
     def add_to_first_moment(self, missing: torch.Tensor, group: Mapping[str, Any], before: bool) -> None:
         """Have m' = b1 m + (1 - b1) (g + missing): before the step m <- m + (1 - b1) / b1 missing."""
@@ -243,6 +255,17 @@ class _Stretch:
         if not b1 > 0:
             raise ConfigError(f"betas={group['betas']}: the first must be above 0 with base_form=predicted")
         self.optimizer.state[self.flat][FIRST].add_(missing, alpha=(1 - b1) / (b1 if before else 1.0))
+
+
+def _places(part: slice, slices: Sequence[slice]) -> dict[int, list[slice]]:
+    """By group, the stretches of this part that stay in a CPU's cache."""
+    found: dict[int, list[slice]] = {}
+    for first in range(part.start, part.stop, LONG_PIECE):
+        for number, whole in enumerate(slices):
+            place = slice(max(first, whole.start), min(first + LONG_PIECE, part.stop, whole.stop))
+            if place.start < place.stop:
+                found.setdefault(number, []).append(place)
+    return found
 
 
 def found(kind: Any) -> tuple[Make, str]:

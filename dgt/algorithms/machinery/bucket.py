@@ -72,8 +72,14 @@ class Bucket(Protocol):
     def advance(self) -> None:
         """Send all messages that are needed at once, receiving those that they are made of."""
 
+    def ask(self) -> None:
+        """With nccl, wait until its parameters are there, and so all that were sent before."""
+
     def receive_parameters(self) -> None:
         """Receive the messages that are needed at once, if they are under way: the parameters are new after it."""
+
+    def post_rest(self) -> None:
+        """Send what is made of this node's gradient alone, at the end of a step whose parameters come later."""
 
     def receive_all(self) -> None:
         """Receive every message that is under way."""
@@ -94,16 +100,21 @@ class StreamBucket:
     def __init__(self, optimizer: NeighbourOptimizer, part: slice, wire: str) -> None:
         self.part, self._optimizer, self.checks_finite = part, optimizer, True
         like = optimizer.flat.values[part]
-        on_cpu = like.device.type == "cpu"
-        self._exceeds_cache = on_cpu and like.numel() > PIECE
+        self._on_gpu = like.device.type != "cpu"
+        self._exceeds_cache = not self._on_gpu and like.numel() > PIECE
         self._messages = optimizer.messages
-        self._streams = [_stream(optimizer, message, part, wire) for message in self._messages]
+        self._streams = _streams(optimizer, part, wire)
         self._at_once = sum(message.needed_at_once for message in self._messages)
-        length = PIECE if on_cpu else like.numel()
-        self._pieces = optimizer.flat.pieces(length, part)
-        self._scratch = torch.empty(min(length, like.numel()), dtype=like.dtype, device=like.device)
         vectors = optimizer.vectors | optimizer.work
         self._vectors = {"theta": like} | {name: vector[part] for name, vector in vectors.items()}
+        if self._on_gpu:
+            self._pieces = optimizer.flat.stretches(part)
+            rooms = self._vectors | {message.name: stream.buffer for message, stream in self._named_streams()}
+            self._scratch = rooms.get(optimizer.gradient_room, like) if optimizer.gradient_room else like.clone()
+            self._gradients = optimizer.flat.views_of(self._scratch, part)
+        else:
+            self._pieces = optimizer.flat.pieces(PIECE, part)
+            self._scratch = torch.empty(min(PIECE, like.numel()), dtype=like.dtype)
         self._views: dict[int, tuple[Views, list[Views]]] = {}
         self._exchanged = Views()
         self._versions: list[int] = []
@@ -130,8 +141,10 @@ class StreamBucket:
             if sums_pieces:
                 total += float(getattr(at, checked).sum())
         optimizer.complete_messages(self._exchanged)
-        if self.checks_finite:
-            optimizer.refuse_non_finite(total if sums_pieces else float(self._streams[0].buffer.sum()))
+        if self.checks_finite and sums_pieces:
+            optimizer.refuse_non_finite(total)
+        elif self.checks_finite:
+            optimizer.check_finite(self._streams[0].buffer)
 
     @property
     def under_way(self) -> bool:
@@ -141,6 +154,9 @@ class StreamBucket:
         if self._at_once > 1 and self._streams[0].under_way:
             for number in range(self._at_once - 1):
                 self._receive(number)
+
+    def ask(self) -> None:
+        self._streams[self._at_once - 1].ask()
 
     def receive_parameters(self) -> None:
         if not self.under_way:
@@ -171,25 +187,37 @@ class StreamBucket:
         if number + 1 < len(self._streams) and self._messages[number + 1].sent_with_previous:
             self._post(number + 1)
 
+    def post_rest(self) -> None:
+        """Send what is not sent yet."""
+        for number in range(self._at_once, len(self._streams)):
+            if self.under_way and not self._streams[number].under_way:
+                self._streams[number].post(self._iteration)
+
     @torch.no_grad()
     def local_step(self) -> None:
         self.receive_all()
-        optimizer, total = self._optimizer, torch.zeros((), device=self._scratch.device)
+        optimizer, total = self._optimizer, 0.0
         for piece, gradient, at in self._with_gradients():
-            total += optimizer.local_step(at, gradient, optimizer.param_groups[piece.group]).sum()
+            checked = optimizer.local_step(at, gradient, optimizer.param_groups[piece.group])
+            if self._on_gpu:
+                optimizer.check_finite(checked)
+            else:
+                total += float(checked.sum())
         optimizer.complete_local_step(self._exchanged)
-        optimizer.refuse_non_finite(float(total))
+        optimizer.refuse_non_finite(total)
 
     def _with_gradients(self) -> Iterator[tuple[Piece, torch.Tensor, Views]]:
         """Every piece, its gradient with weight decay and momentum, and its views."""
         optimizer = self._optimizer
         self._exchanged, views = self._present_views()
         self._exchanged.groups = None  # these messages are made with the groups of now
+        if self._on_gpu and not optimizer.stays_out:
+            optimizer.flat.collect_gradients(self._gradients, self.part)
         for piece, at in zip(self._pieces, views, strict=True):
             if optimizer.stays_out:
                 yield piece, optimizer.idle_gradient(at), at
                 continue
-            gradient = piece.gradient(self._scratch)
+            gradient = at.scratch if self._on_gpu else piece.gradient(self._scratch)
             group = optimizer.param_groups[piece.group]
             if group["weight_decay"] and optimizer.decays_gradient:
                 gradient = torch.add(gradient, at.theta, alpha=group["weight_decay"], out=at.scratch)
@@ -213,9 +241,11 @@ class StreamBucket:
     def _cut(self, vectors: dict[str, torch.Tensor]) -> list[Views]:
         lengths = [piece.place.stop - piece.place.start for piece in self._pieces]
         parts = zip(*(vector.split(lengths) for vector in vectors.values()), strict=True)
+        same = [self._scratch[:length] for length in lengths]
+        scratch = self._scratch.split(lengths) if self._on_gpu else same
         return [
-            Views(scratch=self._scratch[:length], **dict(zip(vectors, part, strict=True)))
-            for length, part in zip(lengths, parts, strict=True)
+            Views(scratch=room, **dict(zip(vectors, part, strict=True)))
+            for room, part in zip(scratch, parts, strict=True)
         ]
 
     def _named_streams(self) -> Iterator[tuple[Message, Stream]]:
@@ -229,14 +259,29 @@ class StreamBucket:
         return {f"{name}_{key}": tensor for name, state in states for key, tensor in state.items()}
 
 
-def _stream(optimizer: NeighbourOptimizer, message: Message, part: slice, wire: str) -> Stream:
+def _streams(optimizer: NeighbourOptimizer, part: slice, wire: str) -> list[Stream]:
+    """A stream per message; a message that leaves when the one before it was read may come in where that did."""
+    like, streams = optimizer.flat.values[part], list[Stream]()
+    # 16 bits are rounded all at once on a GPU: one vector to compute in does for all messages
+    room = torch.empty_like(like) if like.is_cuda and wire in ("bfloat16", "float16") else None
+    for message in optimizer.messages:
+        after = streams[-1].outbox if streams and not message.sent_with_previous else None
+        streams.append(_stream(optimizer, message, part, wire, after, room))
+    return streams
+
+
+def _stream(
+    optimizer: NeighbourOptimizer, message: Message, part: slice, wire: str, after: Outbox | None,
+    room: torch.Tensor | None,
+) -> Stream:  # fmt: skip
     # where there is no room for an inbox per neighbour, one is enough for a message that nobody waits for
     waited_for = message.needed_at_once or len(optimizer.messages) == 1
     network, transport, inboxes = optimizer.network, optimizer.transport, 2 if waited_for else 1
     like = optimizer.flat.values[part]
     if network.schedule is not None:
-        return ScheduledStream(network, transport, message.kind, like, inboxes, optimizer.local_steps)
+        return ScheduledStream(network, transport, message.kind, like, inboxes, optimizer.local_steps, after)
     if wire == "full":
-        return Stream(network, transport, message.kind, like, inboxes)
-    narrow = codec(wire, like, message.kind, network.node.rank, part.start)
-    return CompressedStream(network, transport, message.kind, like, inboxes, narrow, optimizer.local_steps)
+        return Stream(network, transport, message.kind, like, inboxes, after)
+    on_gpus, every = network.node.backend == "nccl" and like.is_cuda, optimizer.local_steps
+    narrow = codec(wire, like, message.kind, network.node.rank, part.start, room, on_gpus)
+    return CompressedStream(network, transport, message.kind, like, inboxes, narrow, every, after, room)

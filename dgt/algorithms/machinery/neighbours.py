@@ -55,6 +55,9 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     """Vectors like theta, zero at first, that are kept between steps: name in the equations -> name in checkpoints."""
     work_vectors: tuple[str, ...] = ()
     """Vectors like theta that nothing is kept in between steps."""
+    gradient_room: str = ""
+    """The message or work vector whose memory holds the gradient, on a GPU, when `compute_messages` and `local_step`
+    are called: one that they write only when they no longer read the gradient. Without it there is one buffer more."""
     has_array_update: bool = False
     """Whether `compute_message_arrays`, `receive_arrays` and `local_step_arrays` are written, for small models."""
     receives_moves: ClassVar[bool] = False
@@ -96,6 +99,8 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             self.base.attach(
                 self.flat.values, self.param_groups, [bucket.part for bucket in self.buckets], self.flat.slices
             )
+        if any(outbox.takes_turns for bucket in self.buckets for outbox in bucket.outboxes()):
+            self.overlap = False  # the later ones of those who take turns would wait for ranks that are elsewhere
         self.started = 0  # buckets whose exchange of this step has begun
         self._accumulating = False
         if bucket_mb and overlap:
@@ -237,9 +242,12 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             return
         self.start_buckets(len(self.buckets))
         self.started = 0
-        if self._backward is not None:
-            return
         self.advance()
+        if self.returns_before_received:
+            for bucket in self.buckets:
+                bucket.post_rest()
+            return
+        self.buckets[-1].ask()
         for bucket in self.buckets:
             bucket.receive_parameters()
         if not self.overlap:
@@ -257,13 +265,18 @@ class NeighbourOptimizer(DecentralizedOptimizer):
 
     @property
     def returns_before_received(self) -> bool:
-        """Whether `step` ends before the new parameters are there, so that a user could change them meanwhile."""
-        return self._backward is not None
+        """Whether `step` ends before the new parameters are there, so that a user could change them meanwhile.
+
+        Not with nccl: there the host goes on, and the GPU alone waits for what the next forward needs anyway.
+        """
+        return self._backward is not None and self.transport.evidence is None
 
     @property
     def notice_steps(self) -> int:
-        # during backward messages leave before the step that announces, and are received one step later
-        return super().notice_steps * self.local_steps + 2 * (self._backward is not None)
+        # during backward messages leave before the step that announces, and are received one step later; the heads of
+        # a GPU's are read one step later too
+        late = 2 * (self._backward is not None) + (self.transport.evidence is not None)
+        return super().notice_steps * self.local_steps + late
 
     def start_buckets(self, number: int) -> None:
         """Begin the exchange of the first so many buckets; in order, as messages are matched in the order sent."""

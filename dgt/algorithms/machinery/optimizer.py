@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -146,6 +146,10 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self._check_network()
         self._noted: list[Any] = []
         self.iteration = 0
+        if not self.flat.values.is_cuda:
+            self.transport.evidence = None
+        if self.transport.evidence is not None:
+            network.before_reading.append(self.settle)
         self._warned = False
 
     @classmethod
@@ -201,12 +205,15 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
                 loss = closure()
         self.begin_step()
         self._announce()
+        evidence = self.transport.evidence
         if self.found_inf is not None:
             self.stays_out = not unscaled(self, self.flat.parameters)
         # no_grad is for the updates to enter, where they need it: it takes as long as a small model's arithmetic
         self.update()
         self.flat.write_parameters()
         self.iteration += 1
+        if evidence is not None:
+            evidence.send()
         self.stays_out, self.network.node.steps = False, self.iteration
         return loss
 
@@ -230,6 +237,8 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         """Before anything of this step leaves: are these still the model's parameters, and are they to be trained?"""
         if wrappers.made != self._wrappers:
             self._wrappers = wrappers.refuse(self.flat.parameters)
+        if self.transport.evidence is not None:
+            self.transport.evidence.confirm()
         self.flat.follow()
         if self.network.averaging:
             self.refuse_inside_average("step")
@@ -289,6 +298,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self.refuse_inside_average(f"{type(self).__name__}.state_dict")
         self.drain()
         self.flat.follow()
+        self.settle()
         state: dict[str, Any] = _plain(torch.optim.Optimizer.state_dict)(self)
         return state | {"dgt": {"algorithm": type(self).__name__, "iteration": self.iteration, **self.buffers()}}
 
@@ -344,12 +354,18 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         """Whether weight decay is part of the gradient; if not, the base decays in its own way."""
         return self.base is None or "weight_decay" not in self.base.defaults
 
-    def read_gradient(self, out: torch.Tensor) -> None:
-        """out = the gradient [parameters], weight decay included."""
+    def read_gradient(self, out: torch.Tensor, parts: Sequence[torch.Tensor] | None = None) -> None:
+        """out = the gradient [parameters], weight decay included.
+
+        parts   of `out`, one for each parameter: then one kernel fills them all
+        """
         if self.stays_out:
             out.zero_()
             return
-        self.flat.gather_gradients(out)
+        if parts is None:
+            self.flat.gather_gradients(out)
+        else:
+            self.flat.collect_gradients(parts)
         for group, part in zip(self.param_groups, self.flat.slices, strict=True):
             if group["weight_decay"] and self.decays_gradient:
                 out[part].add_(self.flat.values[part], alpha=group["weight_decay"])
@@ -361,6 +377,38 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
             return
         for group, part in zip(self.param_groups, self.flat.slices, strict=True):
             torch.add(start[part], direction[part], alpha=-scale * float(group["lr"]), out=out[part])
+
+    def sum_of(self, vector: torch.Tensor) -> float:
+        """The sum over a vector that is sent, to be added to others; of a GPU's it is looked at a step later, and 0."""
+        if self.transport.evidence is None:
+            return float(vector.sum())
+        self.check_finite(vector)
+        return 0.0
+
+    def check_finite(self, vector: torch.Tensor) -> None:
+        """Raise unless these numbers are finite, before anything is sent; with nccl before the next step sends."""
+        evidence, iteration = self.transport.evidence, self.iteration
+        if evidence is None:
+            self.refuse_non_finite(float(vector.sum()))
+        elif not self.sends_non_finite:
+            evidence.note_sum(vector, lambda total: self._refuse_late(total, iteration))
+
+    def _refuse_late(self, total: float, iteration: int) -> None:
+        if not math.isfinite(total):
+            raise TrainingError(
+                f"node {self.network.node.name}: the gradient or a parameter is not finite at iteration {iteration}, "
+                "noticed a step later and not saved; a smaller lr may help, if the data is sound"
+            )
+
+    def settle(self) -> None:
+        """Before anything is saved or averaged: what is checked a step later is checked now."""
+        if self.transport.evidence is None or self.sends_non_finite:
+            return
+        self.drain()
+        for vector in (self.flat.values, *self.buffers().values()):
+            if vector.is_floating_point() and vector.is_cuda:
+                self.check_finite(vector)
+        self.transport.evidence.settle()
 
     def refuse_non_finite(self, total: float) -> None:
         """Raise before anything is sent, unless this sum over what is to be sent is finite."""
@@ -405,6 +453,8 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     def close(self) -> None:
         """Detach from the model, which another optimizer may train then."""
         self.flat.let_go = None
+        if self.settle in self.network.before_reading:
+            self.network.before_reading.remove(self.settle)
 
 
 def _are_groups(groups: Any) -> bool:

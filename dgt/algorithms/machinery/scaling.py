@@ -23,7 +23,10 @@ def unscaled(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Par
         return False
     if scale is not None:
         inverse = scale.double().reciprocal().float()
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(inverse)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients and not any(gradient.is_sparse for gradient in gradients):
+            torch._foreach_mul_(gradients, inverse)
+            return True
+        for gradient in gradients:
+            gradient.mul_(inverse)
     return True

@@ -69,9 +69,11 @@ class SmallBucket:
             self._gradient[:] = optimizer.idle_gradient(self._views[0])
             return self._gradient
         try:
+            if not flat.is_in_order:
+                raise TypeError("gradients are laid out as their parameters")
             parts = [parameter.grad.numpy().reshape(-1) for parameter in flat.parameters]  # type: ignore[union-attr]
             np.concatenate(parts, out=self._gradient)
-        except (AttributeError, TypeError):  # one has no gradient, or a sparse one
+        except (AttributeError, TypeError):  # one has no gradient, or a sparse one, or another order in memory
             flat.gather_gradients(torch.from_numpy(self._gradient))
         for group, part in zip(optimizer.param_groups, flat.slices, strict=True):
             if group["weight_decay"]:
@@ -83,8 +85,14 @@ class SmallBucket:
     def advance(self) -> None:
         """Received within `start`."""
 
+    def ask(self) -> None:
+        """Received within `start`."""
+
     def receive_parameters(self) -> None:
         """Received within `start`."""
+
+    def post_rest(self) -> None:
+        """Sent within `start`."""
 
     def receive_all(self) -> None:
         """Received within `start`."""

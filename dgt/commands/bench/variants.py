@@ -93,14 +93,14 @@ class NoSeal(Seal):
     def write(self, frame: Frame, number: int, iteration: int) -> None:
         """No header."""
 
-    def check(self, frames: Iterable[tuple[int, Frame]], number: int, iteration: int) -> None:
+    def check(self, *_: Any) -> None:
         """No check."""
 
 
 class Mirror(Transport):
     """A transport whose neighbours' messages are this rank's own, available at once."""
 
-    def outbox(self, kind: str, like: torch.Tensor, least_inboxes: int = 2) -> Outbox:
+    def outbox(self, kind: str, like: torch.Tensor, least_inboxes: int = 2, after: Outbox | None = None) -> Outbox:
         own = shared.create(like)
         if own is None:
             raise RuntimeError("the limit needs shared memory")
@@ -115,8 +115,8 @@ class Mirror(Transport):
 class OwnSeal(Seal):
     """The checks that a neighbour would make, on this rank's own messages."""
 
-    def check(self, frames: Iterable[tuple[int, Frame]], number: int, iteration: int) -> None:
-        super().check([(self.node.rank, frame) for _, frame in frames], number, iteration)
+    def check(self, frames: Iterable[tuple[int, Any]], number: int, iteration: int, used: bytes | None = None) -> None:
+        super().check([(self.node.rank, frame) for _, frame in frames], number, iteration, used)
 
 
 class MirrorNetwork(Network):

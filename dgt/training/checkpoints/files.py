@@ -37,7 +37,7 @@ from dgt.runs import folders
 from dgt.runs.folders import COMMIT, Once, has, name_of, step_of, sync
 from dgt.runs.layout import MODEL
 from dgt.training.checkpoints import untrusted
-from dgt.training.checkpoints.state import Tree, copied, mismatch
+from dgt.training.checkpoints.state import Tree, copied, mismatch, on_this_device
 
 FORMAT = 1
 LOOK_SECONDS = 0.02
@@ -133,7 +133,7 @@ class Writer:
             self._fail(path, "the one before is still being written")
             return
         self._phase("copy")
-        self._snapshot = copied(state, self._snapshot)
+        self._snapshot = copied(state, self._snapshot, again=True)
         self._thread = threading.Thread(
             target=self._write, args=(step, path, model), name="dgt-checkpoint", daemon=True
         )
@@ -403,10 +403,10 @@ def parse(data: bytes, template: Tree, where: str) -> Any:
     """The state in a rank's file, laid out as the template is; `ConfigError` before another shape is made."""
     outline = untrusted.outline(data, f"resume={where}")
     wanted = {key: outline[key] for key in template if key in outline} if isinstance(outline, dict) else outline
-    wrong = mismatch(template, wanted)
+    wrong = mismatch(template, on_this_device(template, wanted) if isinstance(wanted, dict) else wanted)
     if wrong:
         raise ConfigError(f"resume={where}: {wrong}")
-    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    return on_this_device(template, torch.load(io.BytesIO(data), weights_only=True, map_location="cpu"))
 
 
 def no_space() -> OSError:

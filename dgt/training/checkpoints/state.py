@@ -13,21 +13,47 @@ import numpy as np
 import torch
 
 Tree = dict[str, Any]
+GPU = "cuda"  # its random numbers, in the state of a run on one
 
 
-def copied(tree: Any, into: Any = None) -> Any:
-    """A copy in main memory; tensors of the copy before are used again where they fit."""
+def copied(tree: Any, into: Any = None, again: bool = False) -> Any:
+    """A copy in main memory; tensors of the copy before are used again where they fit.
+
+    again   the copy will be made again: a GPU's tensors go to pinned memory, all of them before the host waits once
+    """
+    copy = _copied(tree, into, again)
+    if again and torch.cuda.is_initialized():
+        done = torch.cuda.Event()
+        done.record()
+        done.synchronize()
+    return copy
+
+
+def _copied(tree: Any, into: Any, pin: bool) -> Any:
     if isinstance(tree, dict):
         before = into if isinstance(into, dict) else {}
-        return {key: copied(value, before.get(key)) for key, value in tree.items()}
+        return {key: _copied(value, before.get(key), pin) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         before_list = into if isinstance(into, list) and len(into) == len(tree) else [None] * len(tree)
-        return [copied(value, old) for value, old in zip(tree, before_list, strict=True)]
+        return [_copied(value, old, pin) for value, old in zip(tree, before_list, strict=True)]
     if not isinstance(tree, torch.Tensor):
         return tree
+    on_gpu, own = tree.is_cuda and pin, tree.detach()
     if isinstance(into, torch.Tensor) and into.shape == tree.shape and into.dtype == tree.dtype:
-        return into.copy_(tree.detach())
-    return tree.detach().to("cpu", copy=True).contiguous()
+        return into.copy_(own, non_blocking=on_gpu)
+    if on_gpu:
+        return torch.empty(tree.shape, dtype=tree.dtype, pin_memory=True).copy_(own, non_blocking=True)
+    return own.to("cpu", copy=True).contiguous()
+
+
+def on_this_device(template: Tree, found: Tree) -> Tree:
+    """`found` with the random numbers of a GPU only where this process draws some; those of the template count, where
+    the state was made without a GPU."""
+    here, there = template.get("random"), found.get("random")
+    if not isinstance(here, dict) or not isinstance(there, dict):
+        return found
+    drawn = {key: value for key, value in there.items() if key != GPU or key in here}
+    return {**found, "random": drawn | ({GPU: here[GPU]} if GPU in here and GPU not in there else {})}
 
 
 def mismatch(template: Any, found: Any, path: str = "") -> str:
@@ -88,7 +114,7 @@ def random_state(device: torch.device) -> Tree:
         "torch": torch.get_rng_state(),
     }
     if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+        state[GPU] = torch.cuda.get_rng_state(device)
     return state
 
 
@@ -105,4 +131,4 @@ def restore_random_state(state: Tree, device: torch.device) -> None:
     )
     torch.set_rng_state(state["torch"])
     if device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+        torch.cuda.set_rng_state(state[GPU], device)
