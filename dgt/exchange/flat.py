@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.utils.dlpack
 
@@ -39,6 +40,8 @@ class Piece:
 class FlatParameters:
     """`values` [parameters] holds every trainable parameter, group after group; `slices[k]` is the range of group k.
 
+    With several ranks per node `whole` holds them, and `values` is the share that this rank updates (`shares.py`).
+
     Frozen parameters (requires_grad is False) stay where they are: nobody changes them, so nobody needs them.
     """
 
@@ -57,10 +60,15 @@ class FlatParameters:
             raise ConfigError(f"parameters: all must be on one device, found {found}")
         dtype = functools.reduce(torch.promote_types, (parameter.dtype for parameter in self.parameters))
         sizes = [parameter.numel() for parameter in self.parameters]
-        self.values = torch.empty(sum(sizes), dtype=dtype, device=self.parameters[0].device)
+        numbers = sum(sizes)
+        self._memory = torch.zeros(self._room(numbers), dtype=dtype, device=self.parameters[0].device)
+        self.whole = self._memory[:numbers]
+        self.values = self._memory
+        self.start = 0
+        """Which of all parameters `values` begins with."""
         self.has_masters = any(parameter.dtype != dtype for parameter in self.parameters)
         self._views = [
-            view.view_as(parameter) for view, parameter in zip(self.values.split(sizes), self.parameters, strict=True)
+            view.view_as(parameter) for view, parameter in zip(self.whole.split(sizes), self.parameters, strict=True)
         ]
         self._kinds = [_kind(parameter) for parameter in self.parameters]
         ends = list(itertools.accumulate(sizes))
@@ -79,6 +87,10 @@ class FlatParameters:
             length = sum(parameter.numel() for parameter in group)
             self.slices.append(slice(start, start + length))
             start += length
+
+    def _room(self, numbers: int) -> int:
+        """How many numbers there is to be memory for."""
+        return numbers
 
     def like(self) -> torch.Tensor:
         """A zeroed buffer of the same layout."""
@@ -104,7 +116,7 @@ class FlatParameters:
 
     def _is_inside(self, number: int) -> bool:
         """Whether this parameter's memory is the buffer's: another one's place, as when two were exchanged."""
-        return 0 <= self.parameters[number].data_ptr() - self.values.data_ptr() < self.values.nbytes
+        return 0 <= self.parameters[number].data_ptr() - self.whole.data_ptr() < self.whole.nbytes
 
     def _places_now(self) -> list[tuple[int, int, bool]]:
         """Where every parameter's memory begins, and whether its numbers are all there, in order: of a transpose in the
@@ -241,12 +253,16 @@ class FlatParameters:
                 gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
                 out[place].copy_(gradient.reshape(-1))
 
+    def gradient_arrays(self) -> list[np.ndarray]:
+        """The gradients, in order, as they are; raises if one is missing or sparse."""
+        return [parameter.grad.numpy().reshape(-1) for parameter in self.parameters]  # type: ignore[union-attr]
+
     def layout(self) -> str:
         """Shapes and dtypes in order: equal on all ranks, or messages would be misread."""
         shapes = " ".join(
             f"{_shape(parameter)}:{str(parameter.dtype).removeprefix('torch.')}" for parameter in self.parameters
         )
-        return f"{self.values.numel()} of {self.values.dtype}: {shapes}"
+        return f"{self.whole.numel()} of {self.values.dtype}: {shapes}"
 
 
 _living: weakref.WeakSet[FlatParameters] = weakref.WeakSet()

@@ -150,7 +150,7 @@ class Seal:
         steps = steps_at_goodbye(head)
         if steps is not None:
             who = f"neighbour {self.node.members[sender]}"
-            return TrainingError(has_left(self.node.name, who, steps, f"at step {iteration + 1}"))
+            return TrainingError(has_left(self.node.title, who, steps, f"at step {iteration + 1}"))
         what = _difference(head, expected)
         if not what:
             return ConfigError(self._other_settings(sender, iteration, head, expected))

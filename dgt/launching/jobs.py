@@ -25,6 +25,8 @@ class JoinOptions:
     timeout: float = 60.0
     tolerates_loss: bool = False
     """Whether the other ranks may go on when one is lost."""
+    ranks_per_node: int | str = 1
+    """A number, or auto: the GPUs of a host."""
 
     @classmethod
     def from_config(cls, config: Config) -> JoinOptions:

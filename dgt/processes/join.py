@@ -7,6 +7,7 @@ with dgt.join() as node:        # inside torchrun, srun or dgt's own launcher; a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from dgt.errors import PeerError, SharedError
-from dgt.processes import collectives, environment, forks, limits, probing, rendezvous, stores, wrappers
+from dgt.processes import collectives, environment, forks, grouping, limits, probing, rendezvous, stores, wrappers
 from dgt.processes.leaving import leave
 from dgt.processes.node import CONNECTED, RENDEZVOUS_SECONDS, Node
 from dgt.processes.notices import absence
@@ -37,12 +38,16 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def join(*, backend: str = "auto", device: str = "auto", timeout: float = 60.0) -> Iterator[Node]:
+def join(
+    *, backend: str = "auto", device: str = "auto", timeout: float = 60.0, ranks_per_node: int | str = 1
+) -> Iterator[Node]:
     """Connect to all ranks that the launcher started; all ranks enter and leave the block together.
 
-    backend   auto (nccl when every rank has a GPU of its own, else gloo), gloo or nccl
-    device    auto (a GPU if there is one), cpu or cuda
-    timeout   seconds to wait for another rank before `PeerError`
+    backend          auto (nccl when every rank has a GPU of its own, else gloo), gloo or nccl
+    device           auto (a GPU if there is one), cpu or cuda
+    timeout          seconds to wait for another rank before `PeerError`
+    ranks_per_node   how many ranks of a host are one node, which share its data, its weight and its model; auto: as
+                     many as a host has ranks with a GPU of their own, else 1
 
     Returns the `Node`. Without a launcher it is a network of one rank. An error inside the block closes the connections
     at once, so that the other ranks fail too.
@@ -51,7 +56,7 @@ def join(*, backend: str = "auto", device: str = "auto", timeout: float = 60.0) 
         after.callback(node.restore_signals)
         try:
             choose_device_and_backend(node, backend, device)
-            yield node
+            yield divide(node, ranks_per_node)
         except BaseException:
             node.close_connections()  # the process may go on, and join again
             raise
@@ -68,7 +73,7 @@ def choose_device_and_backend(node: Node, backend: str, device: str) -> None:
     mig = environment.take_gpu_slice(node.placement.local_rank)
     gpus = torch.cuda.device_count() if device != "cpu" else 0
     node.device = torch.device(choose_device(device, node.placement.local_rank, gpus))
-    gpu_of_rank = node.all_gather(torch.tensor(_gpu_number(node.device, mig))).tolist()
+    gpu_of_rank = node.gpu_of_rank = node.all_gather(torch.tensor(_gpu_number(node.device, mig))).tolist()
     refuse_missing_gpu(device, gpu_of_rank)
     node.backend = choose_backend(backend, gpu_of_rank)
     words = explain_backend(backend, gpu_of_rank)
@@ -80,11 +85,41 @@ def choose_device_and_backend(node: Node, backend: str, device: str) -> None:
         group = dist.new_group(backend="nccl", timeout=timedelta(seconds=node.timeout), device_id=node.device)
         assert isinstance(group, dist.ProcessGroup)
         node.groups["data"] = group
-        # the first operation of an nccl group must have all ranks in it; messages between neighbours do not
-        try:
-            dist.barrier(group=group)
-        except RuntimeError as error:
-            raise PeerError(f"node {node.name}: another rank {absence(error, node.timeout)}") from error
+        _begin_nccl(node)
+
+
+def _begin_nccl(node: Node) -> None:
+    """The first operation of an nccl group must have all its ranks in it; messages between neighbours do not."""
+    import torch.distributed as dist
+
+    try:
+        dist.barrier(group=node.data)
+    except RuntimeError as error:
+        raise PeerError(f"{node.title}: another rank {absence(error, node.timeout)}") from error
+
+
+def divide(world: Node, ranks_per_node: int | str) -> Node:
+    """The node of which this process is a rank; all ranks call it, after `choose_device_and_backend`.
+
+    world            all ranks
+    ranks_per_node   as for `join`
+    """
+    ranks, order = grouping.agreed(world, ranks_per_node)
+    if ranks == 1:
+        return world
+    if order != list(range(world.size)):
+        rendezvous.refuse_to_renumber(world.groups["control"], f"ranks_per_node={ranks}")
+        world.move(dataclasses.replace(world.placement, rank=order.index(world.rank)), "by-host")
+        choose_device_and_backend(world, world.backend, world.device.type)
+    return divide_in_order(world, ranks)
+
+
+def divide_in_order(world: Node, ranks: int) -> Node:
+    """The same where ranks 0 to k - 1 are node 0, the next k node 1, and so on."""
+    node = grouping.divided(world, ranks)
+    for scope in world.scopes if world.backend == "nccl" else []:
+        _begin_nccl(scope)
+    return node
 
 
 @contextlib.contextmanager
@@ -99,9 +134,10 @@ def connect(timeout: float) -> Iterator[Node]:
             if not (isinstance(error, PeerError) and node.parted):  # parted: a rank lost after the end of the run
                 node.close_connections()
                 raise
-        node.withdraw_receives()
-        # before Python shuts down: a gloo thread that frees a tensor then would abort the process
-        rendezvous.destroy_groups(node.groups)
+        for scope in [*node.scopes, node]:
+            scope.withdraw_receives()
+            # before Python shuts down: a gloo thread that frees a tensor then would abort the process
+            rendezvous.destroy_groups(scope.groups)
 
 
 def _connect(timeout: float) -> Node:

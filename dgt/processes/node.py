@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dgt.errors import PeerError
 from dgt.processes import collectives, output, peer_status, regroup, rendezvous
+from dgt.processes.local import Local
 from dgt.processes.notices import NEVER, Notices
 from dgt.processes.placement import Placement
 
@@ -75,11 +76,17 @@ class LifeSign(Protocol):
 class Node:
     """This process as a member of the network; made by `dgt.join()`.
 
-    rank, size   this process's rank and the number of ranks
+    rank, size   the number of this node and how many there are; with one rank per node, this process's rank and the
+                 number of ranks
+    local        the ranks of this node: `node.local.rank`, `node.local.size`, collective operations among them
+    world        all ranks of all nodes, likewise; with one rank per node, this object itself
     device       where this rank's model and data belong
     backend      gloo or nccl, for messages between neighbours
-    is_main      whether this is rank 0
+    is_main      whether this is rank 0 of all ranks
     timeout      seconds to wait for another rank before `PeerError`
+
+    Collective operations bring together one value per node: with several ranks per node, those of the ranks that have
+    the same `local.rank`.
     """
 
     placement: Placement
@@ -119,6 +126,15 @@ class Node:
     """Called when this node leaves without an error, before its connections are closed."""
     under_way: set[Exchange] = field(default_factory=set)
     """Messages that are not complete yet."""
+    local: Local = field(default_factory=Local)
+    whole: Node | None = None
+    """All ranks, where this is one rank of each node, or the ranks of one node; None where this is all of them."""
+    gpu_of_rank: list[int] = field(default_factory=list)
+    """Of all ranks: a number per GPU, `NO_GPU` for none."""
+    scopes: list[Node] = field(default_factory=list)
+    """Of all ranks: the other nodes, and the ranks of this one (`grouping`)."""
+    called: str = "node"
+    """What a member is called in messages: a node, or a rank."""
     receivers: weakref.WeakSet[Receiver] = field(default_factory=weakref.WeakSet)
     """Withdrawn before connections are closed; an optimizer that is deleted takes its own along."""
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "dgt-sender"))
@@ -153,8 +169,18 @@ class Node:
         return self.members[self.rank]
 
     @property
+    def world(self) -> Node:
+        """All ranks."""
+        return self if self.whole is None else self.whole
+
+    @property
+    def title(self) -> str:
+        """This member in messages: 'node 3'."""
+        return f"{self.called} {self.name}"
+
+    @property
     def is_main(self) -> bool:
-        return self.rank == 0
+        return self.world.rank == 0
 
     def open_channel(self) -> int:
         """The number of a new sequence of messages; all ranks open theirs in the same order."""
@@ -262,6 +288,13 @@ class Node:
 
     def close_connections(self) -> None:
         """Destroy the process groups after an error: the neighbours' receives fail at once, and they do the same."""
+        for scope in [*self.world.scopes, self.world]:
+            scope.give_up_messages()
+            rendezvous.destroy_groups(scope.groups)
+        gc.collect()  # gloo closes a connection when the last reference to its group is gone
+
+    def give_up_messages(self) -> None:
+        """The connections are closed next."""
         for sign in self.life_signs:
             sign.release()
         self.life_signs.clear()
@@ -273,8 +306,6 @@ class Node:
         self.channels, self.calls = 0, 0
         self.sender.shutdown(wait=False, cancel_futures=True)
         self.sender = ThreadPoolExecutor(1, "dgt-sender")
-        rendezvous.destroy_groups(self.groups)
-        gc.collect()  # gloo closes a connection when the last reference to its group is gone
 
     def withdraw_receives(self) -> None:
         """Before the process groups are destroyed: give up all receives, whose handles keep connections open."""
@@ -285,13 +316,15 @@ class Node:
 
     def ask(self, what: str) -> regroup.Question:
         """A question, named `what`, that the members of this network answer once and all alike."""
+        if self.whole is not None:
+            return self.whole.ask(what)
         key = f"network-{self.generation}/{what}"
         return regroup.Question(self.store, key, self.members, self.name, self._lost_to_launcher, self.timeout)
 
     def raise_alarm(self, words: str) -> None:
         """Publish why the run must end: ranks that would go on without this node raise the same error."""
-        if self.size > 1:
-            self.store.set(regroup.ALARM, words)
+        if self.world.size > 1:
+            self.world.store.set(regroup.ALARM, words)
 
     def agree_on_survivors(self, iteration: int) -> int:
         """Agree with the ranks that are left on who they are; returns the iteration to go on from.

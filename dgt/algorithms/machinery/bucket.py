@@ -238,5 +238,5 @@ def _stream(optimizer: NeighbourOptimizer, message: Message, part: slice, wire: 
         return ScheduledStream(network, transport, message.kind, like, inboxes, optimizer.local_steps)
     if wire == "full":
         return Stream(network, transport, message.kind, like, inboxes)
-    narrow = codec(wire, like, message.kind, network.node.rank, part.start)
+    narrow = codec(wire, like, message.kind, network.node.rank, optimizer.flat.start + part.start)
     return CompressedStream(network, transport, message.kind, like, inboxes, narrow, optimizer.local_steps)
