@@ -71,8 +71,9 @@ def _sum_over_nodes(network: Network, tensors: Iterable[torch.Tensor], share: fl
     for dtype in sorted({tensor.dtype for tensor in floating}, key=str):
         same = [tensor for tensor in floating if tensor.dtype == dtype]
         wide = torch.promote_types(dtype, torch.float32)  # 16 bits are too few to add up in
-        flat = torch.cat([tensor.flatten() for tensor in same]).to(wide).mul_(share)
-        network.node.all_reduce(flat)
+        # of a node of several ranks, the mean of theirs: BatchNorm's statistics are of each rank's own data
+        flat = torch.cat([tensor.flatten() for tensor in same]).to(wide).mul_(share / network.node.local.size)
+        network.node.world.all_reduce(flat)
         for tensor, piece in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
             tensor.copy_(piece.view_as(tensor))
 

@@ -1,7 +1,7 @@
 """Nodes of several ranks: n k ranks become n nodes of k, each on one host.
 
-Rank l of node i is rank i k + l of all. It keeps share l of the node's parameters, and exchanges messages with the ranks
-that keep the same share in other nodes: those n ranks are a network of their own, and what runs in it (handshake,
+Rank l of node i is rank i k + l of all. It keeps share l of the node's parameters, and exchanges messages with the
+ranks that keep the same share in other nodes: those n ranks are a network of their own, and what runs in it (handshake,
 messages, collective operations) runs as with one rank per node. The k ranks of a node have a group too.
 """
 
@@ -92,6 +92,15 @@ def divided(world: Node, ranks: int) -> Node:
     node.local = Local(mates)
     world.scopes = [node, mates]
     return node
+
+
+def divide_again(node: Node) -> None:
+    """The same after all ranks have connected again; the object stays, as others refer to it."""
+    fresh = divided(node.world, node.local.size)
+    for name in ("placement", "groups", "store", "members", "generation"):
+        setattr(node, name, getattr(fresh, name))
+    node.local.ranks = fresh.local.ranks
+    node.world.scopes[0] = node
 
 
 def _scope(world: Node, ranks: Sequence[int], name: str, members: list[int], called: str = "node") -> Node:

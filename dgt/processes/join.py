@@ -52,13 +52,14 @@ def join(
     Returns the `Node`. Without a launcher it is a network of one rank. An error inside the block closes the connections
     at once, so that the other ranks fail too.
     """
-    with contextlib.ExitStack() as after, connect(timeout) as node:
-        after.callback(node.restore_signals)
+    with contextlib.ExitStack() as after, connect(timeout) as world:
         try:
-            choose_device_and_backend(node, backend, device)
-            yield divide(node, ranks_per_node)
+            choose_device_and_backend(world, backend, device)
+            node = divide(world, ranks_per_node)
+            after.callback(node.restore_signals)
+            yield node
         except BaseException:
-            node.close_connections()  # the process may go on, and join again
+            world.close_connections()  # the process may go on, and join again
             raise
 
 
@@ -117,9 +118,23 @@ def divide(world: Node, ranks_per_node: int | str) -> Node:
 def divide_in_order(world: Node, ranks: int) -> Node:
     """The same where ranks 0 to k - 1 are node 0, the next k node 1, and so on."""
     node = grouping.divided(world, ranks)
+    _begin_scopes(world)
+    return node
+
+
+def _begin_scopes(world: Node) -> None:
     for scope in world.scopes if world.backend == "nccl" else []:
         _begin_nccl(scope)
-    return node
+
+
+def change_number(node: Node, number: int) -> None:
+    """Connect again as another node. All ranks call it, before any message between neighbours."""
+    world, ranks = node.world, node.local.size
+    world.move(dataclasses.replace(world.placement, rank=number * ranks + node.local.rank), "renumbered")
+    choose_device_and_backend(world, world.backend, world.device.type)
+    if node is not world:
+        grouping.divide_again(node)
+        _begin_scopes(world)
 
 
 @contextlib.contextmanager

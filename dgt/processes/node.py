@@ -292,6 +292,7 @@ class Node:
             scope.give_up_messages()
             rendezvous.destroy_groups(scope.groups)
         gc.collect()  # gloo closes a connection when the last reference to its group is gone
+        self.world.scopes.clear()
 
     def give_up_messages(self) -> None:
         """The connections are closed next."""
@@ -361,11 +362,6 @@ class Node:
         except RuntimeError as error:
             what = str(error).splitlines()[0][:120]
             raise PeerError(f"node {self.name}: could not connect to the nodes that are left ({what})") from None
-
-    def change_rank(self, rank: int) -> None:
-        """Connect again as another rank. All ranks call it, before any message between neighbours; the caller then
-        calls `join.choose_device_and_backend`."""
-        self.move(dataclasses.replace(self.placement, rank=rank), "renumbered")
 
     def move(self, placement: Placement, prefix: str, between: Callable[[], None] = lambda: None) -> None:
         """Connect again with this placement, over keys of the store that begin with `prefix`; all ranks call it.
