@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta
 
-from dgt.errors import SharedError
+from dgt.errors import PeerError, SharedError
 from dgt.processes import environment, forks, rendezvous
 from dgt.processes.local import Local
 from dgt.processes.node import Node
@@ -81,12 +81,17 @@ def agreed(world: Node, given: int | str) -> tuple[int, list[int]]:
     return ranks, ranks_by_host(hosts, ranks) if ranks > 1 else list(range(world.size))
 
 
-def divided(world: Node, ranks: int) -> Node:
-    """The node of this process, where ranks 0 to k - 1 of all are node 0, the next k node 1, and so on."""
+def divided(world: Node, ranks: int, members: Sequence[int] = ()) -> Node:
+    """The node of this process, where ranks 0 to k - 1 of all are node 0, the next k node 1, and so on.
+
+    members   the nodes that are left, where some were lost
+    """
     number, own = divmod(world.rank, ranks)
     nodes = world.size // ranks
     world.called = "rank"
-    node = _scope(world, [other * ranks + own for other in range(nodes)], f"share-{own}", list(range(nodes)))
+    share = [other * ranks + own for other in range(nodes)]
+    node = _scope(world, share, f"share-{own}", list(members or range(nodes)))
+    node.divide_again = lambda: divide_again(node)
     here = range(number * ranks, (number + 1) * ranks)
     mates = _scope(world, here, f"node-{number}", [world.members[rank] for rank in here], "rank")
     node.local = Local(mates)
@@ -96,8 +101,12 @@ def divided(world: Node, ranks: int) -> Node:
 
 def divide_again(node: Node) -> None:
     """The same after all ranks have connected again; the object stays, as others refer to it."""
-    fresh = divided(node.world, node.local.size)
-    for name in ("placement", "groups", "store", "members", "generation"):
+    try:
+        fresh = divided(node.world, node.local.size, node.members)
+    except RuntimeError as error:
+        what = str(error).splitlines()[0][:120]
+        raise PeerError(f"node {node.name}: could not connect to the nodes that are left ({what})") from None
+    for name in ("placement", "groups", "store", "generation"):
         setattr(node, name, getattr(fresh, name))
     node.local.ranks = fresh.local.ranks
     node.world.scopes[0] = node
@@ -122,5 +131,5 @@ def _scope(world: Node, ranks: Sequence[int], name: str, members: list[int], cal
     store = rendezvous.prefixed(world.store, f"{name}-{world.generation}")
     return Node(
         place, world.device, world.backend, world.timeout, groups, store, members, world.launcher_notes,
-        generation=world.generation, whole=world, called=called,
+        notices=world.notices, generation=world.generation, whole=world, called=called,
     )  # fmt: skip

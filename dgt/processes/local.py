@@ -26,6 +26,7 @@ class Local:
 
     def __init__(self, ranks: Node | None = None) -> None:
         self.ranks = ranks
+        self._received: torch.Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -64,15 +65,32 @@ class Local:
         return condition if self.ranks is None else bool(self.all_reduce([int(condition)], compared=False))
 
     def reduce_scatter(self, out: torch.Tensor, rows: torch.Tensor) -> None:
-        """out [numbers] = the sum over the ranks of this node of their row number `rank`, of rows [size, numbers]."""
+        """out [numbers] = the sum over the ranks of this node of their row number `rank`, of rows [size, numbers].
+
+        Under gloo every rank is sent its rows and adds them up: gloo's own reduce_scatter takes longer, and does not
+        end where a rank is lost.
+        """
+        import torch
         import torch.distributed as dist
 
-        def start(group: dist.ProcessGroup, out: torch.Tensor, rows: torch.Tensor) -> dist.Work | None:
-            if rows.is_cuda:
-                return dist.reduce_scatter_tensor(out, rows.view(-1), group=group, async_op=True)
-            return dist.reduce_scatter(out, list(rows), group=group, async_op=True)
-
-        self._complete("reduce_scatter", start, out, rows)
+        assert self.ranks is not None
+        if self.ranks.backend == "nccl" and rows.is_cuda:
+            self._complete(
+                "reduce_scatter",
+                lambda group, *of: dist.reduce_scatter_tensor(*of, group=group, async_op=True),
+                out,
+                rows,
+            )
+            return
+        if self._received is None or self._received.shape != rows.shape or self._received.dtype != rows.dtype:
+            self._received = torch.empty_like(rows)
+        self._complete(
+            "reduce_scatter",
+            lambda group, *of: dist.all_to_all_single(*of, group=group, async_op=True),
+            self._received,
+            rows,
+        )
+        torch.sum(self._received, 0, out=out)
 
     def all_gather_into(self, rows: torch.Tensor, own: torch.Tensor) -> None:
         """rows [size, numbers] = `own` of every rank of this node; `own` may be its row itself."""

@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dgt.errors import PeerError
+from dgt.errors import PeerError, TrainingError
 from dgt.processes import collectives, output, peer_status, regroup, rendezvous
 from dgt.processes.local import Local
 from dgt.processes.notices import NEVER, Notices
@@ -133,6 +133,8 @@ class Node:
     """Of all ranks: a number per GPU, `NO_GPU` for none."""
     scopes: list[Node] = field(default_factory=list)
     """Of all ranks: the other nodes, and the ranks of this one (`grouping`)."""
+    divide_again: Callable[[], None] = field(default=lambda: None)
+    """Where there is a `whole` that has connected again: make the groups of this scope anew."""
     called: str = "node"
     """What a member is called in messages: a node, or a rank."""
     receivers: weakref.WeakSet[Receiver] = field(default_factory=weakref.WeakSet)
@@ -331,8 +333,10 @@ class Node:
         """Agree with the ranks that are left on who they are; returns the iteration to go on from.
 
         All of them have closed their connections before. The largest of their iterations is taken; if one of them has
-        received a stop, all stop there.
+        received a stop, all stop there. With several ranks per node a node is left if all of its ranks are.
         """
+        if self.whole is not None:
+            return self._agree_on_whole_nodes(self.whole, iteration)
         notices = self.notices
         stop = bool(notices.stop_asked) or notices.stop_at != NEVER
         agreed = regroup.agree_on_survivors(
@@ -351,8 +355,27 @@ class Node:
         notices.stop_at, notices.save_at = agreed.iteration if agreed.stop else NEVER, NEVER
         return agreed.iteration
 
+    def _agree_on_whole_nodes(self, world: Node, iteration: int) -> int:
+        """The same among all ranks; those of a node that has lost one of them raise `TrainingError`."""
+        iteration, ranks = world.agree_on_survivors(iteration), self.local.size
+        of_node = {node: range(node * ranks, (node + 1) * ranks) for node in self.members}
+        left = [node for node, its in of_node.items() if set(its) <= set(world.members)]
+        if self.name not in left:
+            gone = next(rank for rank in of_node[self.name] if rank not in world.members)
+            raise TrainingError(f"node {self.name}: rank {gone} is gone, and the node with it")
+        own = world.name
+        world.members = [rank for node in left for rank in of_node[node]]
+        place = dataclasses.replace(world.placement, rank=world.members.index(own), size=len(world.members))
+        world._set_placement(place)
+        self.members, self.placement = left, dataclasses.replace(place, rank=left.index(self.name), size=len(left))
+        return iteration
+
     def reconnect(self) -> None:
         """Connect to the members that `agree_on_survivors` found; `PeerError` if one of them is lost meanwhile."""
+        if self.whole is not None:
+            self.whole.reconnect()
+            self.divide_again()
+            return
         regroup.wait_until_ready(
             self.store, self.generation, self.members, self.name, self._lost_to_launcher, 2 * self.timeout
         )
