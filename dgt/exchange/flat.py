@@ -17,6 +17,7 @@ import torch
 import torch.utils.dlpack
 
 from dgt.errors import ConfigError
+from dgt.processes.notices import Notices
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class FlatParameters:
         everyone = [parameter for group in groups for parameter in group]
         self._frozen = [parameter for parameter in everyone if not parameter.requires_grad]
         self._names = {
-            id(parameter): name or f"parameter {number} [{_shape(parameter)}]"
+            id(parameter): name or f"parameter {number} [{shape_in_words(parameter)}]"
             for number, (parameter, name) in enumerate(itertools.zip_longest(everyone, names))
         }
         devices = {str(parameter.device) for parameter in self.parameters}
@@ -106,13 +107,16 @@ class FlatParameters:
                 self._read_copy(number)
             else:
                 view.copy_(inside.get(number, parameter))
-            # other processes look at shared memory: what is there stays there
-            if parameter.dtype != view.dtype or (parameter.device.type == "cpu" and parameter.is_shared()):
+            if self._stays(parameter, view):
                 self._copies.add(number)
             else:
                 self._copies.discard(number)
                 parameter.data = _own_storage(view)
         self._places = self._places_now()
+
+    def _stays(self, parameter: torch.Tensor, view: torch.Tensor) -> bool:
+        """Whether it keeps memory of its own: other processes look at shared memory, what is there stays there."""
+        return parameter.dtype != view.dtype or (parameter.device.type == "cpu" and parameter.is_shared())
 
     def _is_inside(self, number: int) -> bool:
         """Whether this parameter's memory is the buffer's: another one's place, as when two were exchanged."""
@@ -189,6 +193,10 @@ class FlatParameters:
         same = parameter == view.to(parameter.dtype)
         view.copy_(torch.where(same, view, parameter.to(view.dtype)))
 
+    def reduce_gradients(self, notices: Notices) -> tuple[bool, bool]:
+        """Among the ranks of a node, if it has several (`shares.py`)."""
+        raise NotImplementedError
+
     def write_parameters(self, part: slice | None = None) -> None:
         """Round the buffer, or this part of it, into the parameters that are no views of it."""
         if self._copies:
@@ -260,7 +268,8 @@ class FlatParameters:
     def layout(self) -> str:
         """Shapes and dtypes in order: equal on all ranks, or messages would be misread."""
         shapes = " ".join(
-            f"{_shape(parameter)}:{str(parameter.dtype).removeprefix('torch.')}" for parameter in self.parameters
+            f"{shape_in_words(parameter)}:{str(parameter.dtype).removeprefix('torch.')}"
+            for parameter in self.parameters
         )
         return f"{self.whole.numel()} of {self.values.dtype}: {shapes}"
 
@@ -288,8 +297,8 @@ def _own_storage(view: torch.Tensor) -> torch.Tensor:
 
 
 def _kind(parameter: torch.Tensor) -> str:
-    return f"{str(parameter.dtype).removeprefix('torch.')} [{_shape(parameter)}] on {parameter.device}"
+    return f"{str(parameter.dtype).removeprefix('torch.')} [{shape_in_words(parameter)}] on {parameter.device}"
 
 
-def _shape(parameter: torch.Tensor) -> str:
+def shape_in_words(parameter: torch.Tensor) -> str:
     return "x".join(map(str, parameter.shape)) or "scalar"

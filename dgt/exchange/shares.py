@@ -18,6 +18,8 @@ import torch
 
 from dgt.errors import ConfigError
 from dgt.exchange.flat import FlatParameters
+from dgt.exchange.fsdp import LocalShards
+from dgt.processes import wrappers
 from dgt.processes.local import Local
 from dgt.processes.notices import Notices
 
@@ -29,7 +31,11 @@ def flat_parameters(
     groups: Sequence[Sequence[torch.nn.Parameter]], names: Sequence[str], local: Local
 ) -> FlatParameters:
     """All parameters of the model, of which the ranks of this node update one share each."""
-    return FlatParameters(groups, names) if local.size == 1 else SharedParameters(groups, names, local)
+    if local.size == 1:
+        return FlatParameters(groups, names)
+    if wrappers.are_shards([parameter for group in groups for parameter in group], local.world_ranks):
+        return LocalShards(groups, names, local)
+    return SharedParameters(groups, names, local)
 
 
 @dataclass(frozen=True, slots=True)

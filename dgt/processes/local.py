@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dgt.errors import ConfigError
 from dgt.processes import call_header, collectives
 
 if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
     import torch
     import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
 
     from dgt.processes.node import Node
 
@@ -38,6 +40,12 @@ class Local:
         """How many ranks a node has."""
         return 1 if self.ranks is None else self.ranks.size
 
+    @property
+    def world_ranks(self) -> list[int]:
+        """Which of all ranks they are."""
+        first = 0 if self.ranks is None else self.ranks.world.rank - self.rank
+        return list(range(first, first + self.size))
+
     def all_gather(self, values: Any) -> torch.Tensor:
         """The values of every rank of this node, stacked [size, ...], on all of them; all of them call it."""
         if self.ranks is None:
@@ -50,6 +58,14 @@ class Local:
         if self.ranks is None:
             return call_header.as_tensor("all_reduce", values)
         return collectives.all_reduce(self.ranks, values, compared)
+
+    def mesh(self) -> DeviceMesh:
+        """For `fully_shard(model, mesh=node.local.mesh())`: the ranks of this node as a `DeviceMesh`."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if self.ranks is None:
+            raise ConfigError("node.local.mesh: this node has one rank; say how many, dgt.join(ranks_per_node=8)")
+        return DeviceMesh.from_group(self.ranks.data, self.ranks.device.type)
 
     def barrier(self) -> None:
         """Wait until all ranks of this node are in this call."""

@@ -142,7 +142,10 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         super().__init__(parameters, self._group_defaults(lr, weight_decay))
         self._check_groups()
         groups = [group["params"] for group in self.param_groups]
-        self._wrappers = wrappers.refuse([parameter for group in groups for parameter in group])
+        everyone = [parameter for group in groups for parameter in group]
+        local = network.node.local
+        of_fsdp = local.size > 1 and wrappers.are_shards(everyone, local.world_ranks)
+        self._wrappers = wrappers.made if of_fsdp else wrappers.refuse(everyone)
         self.network = network
         self.transport = network.open_transport()
         names = [name for group in self.param_groups for name in group.get("param_names", ())]
@@ -265,7 +268,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     def _announce(self) -> None:
         """Send a request that came to this node, to stop or to save, for the step at which it has reached all ranks."""
         notices = self.network.node.notices
-        if isinstance(self.flat, SharedParameters):  # all ranks of a node announce what one of them was asked, at once
+        if self.network.node.local.size > 1:  # all ranks of a node announce what one of them was asked, at once
             stop, save = self.flat.reduce_gradients(notices)
             notices.announce(self.iteration + self.notice_steps, stop, save)
         elif notices.stop_asked or notices.save_asked:
@@ -397,7 +400,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         As `torch.nn.utils.clip_grad_norm_`, which with several ranks per node would see one rank's share of the batch.
         """
         if not isinstance(self.flat, SharedParameters):
-            return torch.nn.utils.clip_grad_norm_(self.flat.parameters, max_norm)
+            return torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], max_norm)
         self.flat.reduce_gradients(self.network.node.notices)
         return self.flat.clip_gradient(max_norm)
 
