@@ -79,6 +79,7 @@ def whole_of(tensor: Any) -> torch.Tensor:
 
 def collect_shards(model: torch.nn.Module) -> None:
     """Have FSDP hand out its shards, and not the whole parameters of the last forward pass."""
+    module: Any
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()

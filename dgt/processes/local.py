@@ -89,23 +89,18 @@ class Local:
         import torch
         import torch.distributed as dist
 
-        assert self.ranks is not None
-        if self.ranks.backend == "nccl" and rows.is_cuda:
-            self._complete(
-                "reduce_scatter",
-                lambda group, *of: dist.reduce_scatter_tensor(*of, group=group, async_op=True),
-                out,
-                rows,
-            )
+        def start(group: dist.ProcessGroup, out: torch.Tensor, rows: torch.Tensor) -> dist.Work | None:
+            if sums:
+                return dist.reduce_scatter_tensor(out, rows, group=group, async_op=True)
+            return dist.all_to_all_single(out, rows, group=group, async_op=True)
+
+        sums = self.ranks is not None and self.ranks.backend == "nccl" and rows.is_cuda
+        if sums:
+            self._complete("reduce_scatter", start, out, rows)
             return
         if self._received is None or self._received.shape != rows.shape or self._received.dtype != rows.dtype:
             self._received = torch.empty_like(rows)
-        self._complete(
-            "reduce_scatter",
-            lambda group, *of: dist.all_to_all_single(*of, group=group, async_op=True),
-            self._received,
-            rows,
-        )
+        self._complete("reduce_scatter", start, self._received, rows)
         torch.sum(self._received, 0, out=out)
 
     def all_gather_into(self, rows: torch.Tensor, own: torch.Tensor) -> None:

@@ -48,7 +48,7 @@ def refuse(parameters: Iterable[torch.nn.Parameter]) -> int:
 
 def are_shards(parameters: Sequence[Any], ranks: Sequence[int]) -> bool:
     """Whether FSDP2 has divided these among these ranks, those of a node; raises if it was among others."""
-    kinds = _known(("torch.distributed.tensor", "DTensor"))
+    kinds: tuple[Any, ...] = _known(("torch.distributed.tensor", "DTensor"))
     meshes = [each.device_mesh.mesh.flatten().tolist() for each in parameters if isinstance(each, kinds)]
     if meshes and (len(meshes) < len(parameters) or any(mesh != list(ranks) for mesh in meshes)):
         raise ConfigError(

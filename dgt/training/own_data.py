@@ -85,7 +85,7 @@ def shard(
     return torch.utils.data.Subset(dataset, _of_rank(parts, node))
 
 
-def _of_rank(parts: Sequence[Sequence[int]] | Sequence[Indices], node: Node) -> list[int]:
+def _of_rank(parts: Sequence[Any], node: Node) -> list[int]:
     """This rank's share of its node's part."""
     ranks = node.local.size
     for number, part in enumerate(parts):
