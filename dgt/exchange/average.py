@@ -34,7 +34,7 @@ def averaged(
     own, before = [tensor.detach().clone() for tensor in tensors], network.averaging
     network.averaging = before | set(map(id, tensors))
     try:
-        with torch.no_grad(), network.node.during(f"{call}(model of {len(tensors)} tensors)"):
+        with torch.no_grad(), network.node.world.during(f"{call}(model of {len(tensors)} tensors)"):
             _sum_over_nodes(network, tensors, network.average_weight)
             if recalibrate is not None:
                 recalibrate()

@@ -158,7 +158,7 @@ class Seal:
 
     def _wrong(self, sender: int, iteration: int, what: str) -> WireError:
         return WireError(
-            f"node {self.node.name}: the {self._kind} of iteration {iteration} from neighbour "
+            f"{self.node.title}: the {self._kind} of iteration {iteration} from neighbour "
             f"{self.node.members[sender]} is wrong: {what}"
         )
 
@@ -170,7 +170,7 @@ class Seal:
             others = "a weight_decay, momentum or beta, or the lr of a later parameter group"
             what = f"{others}, is another one on neighbour {who}"
         return (
-            f"node {self.node.name}: {what} at iteration {iteration}; all ranks need the same lr and weight_decay at "
+            f"{self.node.title}: {what} at iteration {iteration}; all ranks need the same lr and weight_decay at "
             "every step: the same schedule, and none that looks at a rank's own loss"
         )
 

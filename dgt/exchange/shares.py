@@ -19,23 +19,25 @@ import torch
 from dgt.errors import ConfigError
 from dgt.exchange.flat import FlatParameters
 from dgt.exchange.fsdp import LocalShards
+from dgt.exchange.within import within_node
 from dgt.processes import wrappers
 from dgt.processes.local import Local
 from dgt.processes.notices import Notices
 
+Targets = list[tuple[slice, torch.Tensor]]
 BLOCK = 128  # numbers; see `exchange/codecs.py`, and GPUs like aligned memory
 FLAGS = 2  # behind each row of gradients: how many ranks of the node were asked to stop, and to save
 
 
 def flat_parameters(
-    groups: Sequence[Sequence[torch.nn.Parameter]], names: Sequence[str], local: Local
+    groups: Sequence[Sequence[torch.nn.Parameter]], names: Sequence[str], local: Local, way: str = "auto"
 ) -> FlatParameters:
-    """All parameters of the model, of which the ranks of this node update one share each."""
+    """All parameters of the model, of which the ranks of this node update one share each; `way` as of `Network`."""
     if local.size == 1:
         return FlatParameters(groups, names)
     if wrappers.are_shards([parameter for group in groups for parameter in group], local.world_ranks):
         return LocalShards(groups, names, local)
-    return SharedParameters(groups, names, local)
+    return SharedParameters(groups, names, local, way)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,9 @@ class SharedParameters(FlatParameters):
     local   the ranks of this node, which make it together
     """
 
-    def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]], names: Sequence[str], local: Local) -> None:
+    def __init__(
+        self, groups: Sequence[Sequence[torch.nn.Parameter]], names: Sequence[str], local: Local, way: str = "auto"
+    ) -> None:
         self._local = local
         super().__init__(groups, names)
         self._rows = self._memory.view(local.size, -1)
@@ -64,12 +68,13 @@ class SharedParameters(FlatParameters):
         length = self.values.numel()
         self.start = local.rank * length
         self.slices = _inside(self.slices, self.start, length)
-        self._outgoing = self.values.new_zeros(local.size, length + (BLOCK if length % BLOCK == 0 else FLAGS))
-        self._incoming = torch.zeros_like(self._outgoing[0])
+        rows = self.values.new_zeros(()).expand(local.size, length + (BLOCK if length % BLOCK == 0 else FLAGS))
+        self._within = within_node(local, rows, self.values, way)
+        self._incoming = torch.zeros_like(rows[0])
         self.gradient = self._incoming[:length]
         """The node's mean gradient, of this share."""
         self._reduced: tuple[bool, bool] | None = None
-        self._targets = [list(self._rows_of(place)) for place in self.places]
+        self._targets: dict[int, list[Targets]] = {}
         local.broadcast(self._memory)
         super().write_parameters()
 
@@ -80,13 +85,20 @@ class SharedParameters(FlatParameters):
         block = BLOCK if numbers >= BLOCK * size else 1
         return -(-numbers // (block * size)) * block * size
 
-    def _rows_of(self, place: slice) -> Iterator[tuple[slice, torch.Tensor]]:
+    def _targets_in(self, rows: torch.Tensor) -> list[Targets]:
+        """Where the gradient of each parameter goes, cut once per buffer."""
+        key = rows.data_ptr()
+        if key not in self._targets:
+            self._targets[key] = [list(self._rows_of(place, rows)) for place in self.places]
+        return self._targets[key]
+
+    def _rows_of(self, place: slice, rows: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """Stretches of a parameter at this place, and where their gradients go: a row has `values.numel()` of them."""
         length, first = self.values.numel(), place.start
         while first < place.stop:
             row, column = divmod(first, length)
             last = min(place.stop, first + length - column)
-            yield slice(first - place.start, last - place.start), self._outgoing[row, column : column + last - first]
+            yield slice(first - place.start, last - place.start), rows[row, column : column + last - first]
             first = last
 
     # ----------------------------------------------------------------------------------------------- within the node
@@ -99,11 +111,11 @@ class SharedParameters(FlatParameters):
         """
         if self._reduced is None:
             asked = bool(notices.stop_asked), notices.save_asked
-            for parameter, targets in zip(self.parameters, self._targets, strict=True):
+            rows, length = self._within.rows(), self.values.numel()
+            for parameter, targets in zip(self.parameters, self._targets_in(rows), strict=True):
                 _copy(parameter.grad, targets)
-            length = self.values.numel()
-            self._outgoing[:, length : length + FLAGS] = torch.tensor(asked).to(self._outgoing)
-            self._local.reduce_scatter(self._incoming, self._outgoing)
+            rows[:, length : length + FLAGS] = torch.tensor(asked).to(rows)
+            self._within.reduce_scatter(self._incoming)
             self.gradient.div_(self._local.size)
             stop, save = (bool(flag) for flag in self._incoming[length : length + FLAGS].tolist())
             self._reduced = stop, save
@@ -122,7 +134,7 @@ class SharedParameters(FlatParameters):
         """Collect the shares of all ranks of this node, once all of this one is there."""
         if part is None:
             self._reduced = None
-            self._local.all_gather_into(self._rows, self.values)
+            self._within.all_gather(self._rows, self.values)
             super().write_parameters()
 
     # ------------------------------------------------------------------------------------------ what updates work with

@@ -101,7 +101,7 @@ class Transport:
             # gloo ends the process when a message is longer than expected, so this comes before the first
             if text[: len(laid_out)] != laid_out:
                 who = self.node.members[peer]
-                raise WireError(f"node {self.node.name}: neighbour {who} lays its messages out in another way")
+                raise WireError(f"{self.node.title}: neighbour {who} lays its messages out in another way")
             text = text[len(laid_out) :].rstrip(b"\0")
             board = shared.look(Path(text[shared.TOKEN :].decode()), text[: shared.TOKEN], like) if text else None
             if own is not None and board is not None:

@@ -76,7 +76,7 @@ class EvenSteps(Generic[Batch]):
 
     def _agree(self) -> int:
         """The number of steps, from an all_gather of every rank's `steps` and loader length."""
-        with self._node.during(f"even_steps(by={self._by})"):
+        with self._node.world.during(f"even_steps(by={self._by})"):
             lengths = self._node.world.all_gather([self._given or 0, self._length()]).tolist()
         given = {steps for steps, _ in lengths}
         if len(given) > 1:

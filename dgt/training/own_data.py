@@ -177,7 +177,7 @@ class ResumableLoader:
 
 def _sizes(dataset: Sized, node: Node, what: str) -> list[int]:
     """Of all ranks' data sets; raises the same error on all ranks if one is empty."""
-    with node.during(what):
+    with node.world.during(what):
         sizes: list[int] = node.world.all_gather(len(dataset)).tolist()
     if 0 in sizes:
         raise SharedError(f"{what}: the data set of rank {sizes.index(0)} is empty; every node needs a sample")

@@ -69,6 +69,7 @@ class Case:
     numbers: int = 22
     noise: float = 0.5
     steps: int = STEPS
+    transport: str = "auto"
 
     @property
     def laziness(self) -> float:
@@ -94,7 +95,9 @@ class Case:
             torch.nn.Parameter(part.view(shape).clone())
             for part, shape in zip(start.split(sizes), self.shapes(), strict=True)
         ]
-        network = dgt.Network(node, self.graph(node.size), self.weights(node.size), self.strategy, self.laziness)
+        network = dgt.Network(
+            node, self.graph(node.size), self.weights(node.size), self.strategy, self.laziness, self.transport
+        )
         optimizer = self.algorithm(parameters, lr=self.lr, network=network, **self.options)
         for step in range(self.steps):
             optimizer.drain()
@@ -151,7 +154,7 @@ CASES = [
     Case(options={"overlap": False, "momentum": 0.9}, lr=0.01),
     Case(options={"momentum": 0.9, "nesterov": True}, lr=0.01, strategy="I"),
     *(Case(options={**ADAMW, "base_form": form}) for form in ("mixed", "together", "predicted", "own")),
-    Case(options={"local_steps": 3}),
+    Case(options={"local_steps": 3}, transport="messages"),
     Case(options={"wire": "bfloat16"}),
     Case(dgt.ExactDiffusion, strategy="I"),
     Case(dgt.ExactDiffusion, options={"form": "extra", "momentum": 0.5}),
@@ -175,6 +178,7 @@ FEW = [
     Case(dgt.ExactDiffusion),
     Case(dgt.AllReduce),
     Case(numbers=5000, options={"wire": "int4"}),
+    Case(numbers=5000, transport="messages"),
 ]
 
 

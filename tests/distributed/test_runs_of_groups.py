@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from dgt.config import STRATEGIES, registry
 from dgt.errors import LaunchError
+from dgt.processes.node import Node
+from dgt.training import setup
 from tests.distributed.ranks import DGT, TORCHRUN, command
 from tests.distributed.runs import NOISY, assert_identical, metrics, train
 from tests.distributed.test_ranks_per_node import run_grouped
@@ -56,6 +60,45 @@ def test_ranks_of_a_node_divide_its_batch(tmp_path: Path) -> None:
     train(tmp_path / "one", *text)
     train(tmp_path / "two", *text, "ranks_per_node=2")
     assert_close(metrics(tmp_path / "two"), metrics(tmp_path / "one"), 1e-10)
+
+
+@pytest.mark.heavy
+def test_augmented_images_are_divided_too(data_root: Path, tmp_path: Path) -> None:
+    """With statistics of BatchNorm that are mixed nothing is the same, but for the loss before the first step."""
+    images = [
+        "weights=[1,2]", "problem=cifar10", "problem.model=cnn", "problem.batch=8", "problem.test_samples=30",
+        "iterations=3", "eval_every=1", "dtype=float64", "lr=0.01",
+    ]  # fmt: skip
+    train(tmp_path / "one", *images, "problem.norm=group")
+    train(tmp_path / "two", *images, "problem.norm=group", "ranks_per_node=2")
+    assert_close(metrics(tmp_path / "two"), metrics(tmp_path / "one"), 1e-9)
+    train(tmp_path / "mixed", *images, "problem.buffers=mixed", "ranks_per_node=2")
+    train(tmp_path / "recalibrated", *images, "problem.buffers=recalibrated", "ranks_per_node=2")
+
+
+@dataclass
+class Placed(TrainAll):
+    """Nodes on two hosts in turn: on a ring, `placement=graph` has them change places, with all their ranks."""
+
+    def run(self, node: Node) -> Any:
+        with mock.patch.object(setup, "host_number", return_value=node.rank % 2):
+            return super().run(node), node.rank, node.world.rank
+
+
+def test_a_node_changes_places_with_all_its_ranks() -> None:
+    config = config_for("ring", 4, "", placement="graph")
+    found = run_grouped(Placed([config]), 4, 2)
+    assert_close(rows_of(found[0][0][0]), rows_of(twin(config)), 1e-10)
+    assert all(number == rank // 2 for _, number, rank in found.values())
+    assert [number for _, number, _ in (found[rank] for rank in range(8))] != [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_trials_find_one_lr_for_all_shares(tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        train(tmp_path / str(ranks), "weights=[1,2]", "lr=auto", "iterations=40", f"ranks_per_node={ranks}")
+        found.append(metrics(tmp_path / str(ranks)))
+    assert_close(found[1], found[0], 1e-9)
 
 
 GROUPED = [*NOISY, "weights=[1,2]", "ranks_per_node=2", "iterations=24"]

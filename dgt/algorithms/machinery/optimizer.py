@@ -144,12 +144,13 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         groups = [group["params"] for group in self.param_groups]
         everyone = [parameter for group in groups for parameter in group]
         local = network.node.local
+        self._has_mates = local.size > 1
         of_fsdp = local.size > 1 and wrappers.are_shards(everyone, local.world_ranks)
         self._wrappers = wrappers.made if of_fsdp else wrappers.refuse(everyone)
         self.network = network
         self.transport = network.open_transport()
         names = [name for group in self.param_groups for name in group.get("param_names", ())]
-        self.flat = flat_parameters(groups, names, network.node.local)
+        self.flat = flat_parameters(groups, names, network.node.local, network.transport)
         uses_descent = isinstance(self.settings, Descent) and self.base is None
         self.has_momentum = uses_descent and any(group["momentum"] for group in self.param_groups)
         self.flat.let_go = self._let_go
@@ -268,7 +269,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     def _announce(self) -> None:
         """Send a request that came to this node, to stop or to save, for the step at which it has reached all ranks."""
         notices = self.network.node.notices
-        if self.network.node.local.size > 1:  # all ranks of a node announce what one of them was asked, at once
+        if self._has_mates:  # all ranks of a node announce what one of them was asked, at once
             stop, save = self.flat.reduce_gradients(notices)
             notices.announce(self.iteration + self.notice_steps, stop, save)
         elif notices.stop_asked or notices.save_asked:
