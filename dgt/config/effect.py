@@ -18,6 +18,7 @@ from dgt.errors import ConfigError
 _ONE_SEED = "the seeds of dgt compare; here a run has one, seed=0, and -m seed=0,1,2 makes several runs"
 _FROM_START = "for dgt train only; dgt compare runs every cell from its start"
 _AS_LONG = "not for dgt compare, where all cells make the same number of iterations"
+_ONE_RANK = "for dgt train; dgt compare has one rank per node"
 # per command: keys, or sections, that must not be typed, and why
 REFUSED = {
     "train": {"seeds": _ONE_SEED},
@@ -26,9 +27,10 @@ REFUSED = {
         **dict.fromkeys(("strategy", "seed"), "dgt compare runs both strategies and seeds=COUNT; leave it out"),
         **dict.fromkeys(("warm_start", "checkpoint", "on_peer_loss", "chaos"), _FROM_START),
         "stop": _AS_LONG,
+        "ranks_per_node": _ONE_RANK,
     },
 }
-FOR_RANKS = ("timeout", "backend", "transport", "overlap", "crc")  # none of them changes a number
+FOR_RANKS = ("ranks_per_node", "timeout", "backend", "transport", "overlap", "crc")  # none of them changes a number
 FOR_ONE_RUN = ("seed", "warm_start", "checkpoint", "on_peer_loss", "chaos")
 
 
@@ -54,6 +56,9 @@ def on_compare(config: Config) -> tuple[Config, list[str]]:
     if config.stop != plain.stop:
         said.append(f"stop: {_AS_LONG}, so no effect")
         unused["stop"] = plain.stop
+    if config.ranks_per_node != 1:
+        said.append(f"ranks_per_node={config.ranks_per_node}: {_ONE_RANK}")
+        unused["ranks_per_node"] = 1
     if config.placement != "none":
         said.append(f"placement={config.placement}: dgt compare has all ranks on this host, where all places are alike")
     return dataclasses.replace(config, **unused), said

@@ -61,6 +61,9 @@ class Config:
         low=1,
         high=10**7,
     )
+    ranks_per_node: Any = setting(
+        1, "ranks of a host that are one node together: a number, or auto, the GPUs of a host", low=1, high=10**5
+    )  # a number, once it is known how many GPUs there are
     laziness: float = setting(
         None,
         "epsilon in W = (1 - epsilon) P + epsilon I; null: the algorithm's own, 0.3, or 0.35 with exact_diffusion",
@@ -130,6 +133,8 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_lr()
+        if self.ranks_per_node != AUTO and type(self.ranks_per_node) is not int:
+            raise ConfigError(f"ranks_per_node={self.ranks_per_node}: must be a number from 1 on, or auto")
         check_settings(self)
         for seed in self.seeds:
             check_range("seed", seed, 0, 2**63 - 1)
@@ -143,6 +148,11 @@ class Config:
             raise ConfigError(
                 f"clip={self.clip:g}: with bucket_mb={self.bucket_mb:g} gradients leave during backward, before their "
                 "norm is known; leave one of them out"
+            )
+        if self.bucket_mb and self.ranks_per_node != 1:
+            raise ConfigError(
+                f"bucket_mb={self.bucket_mb:g}: not with ranks_per_node={self.ranks_per_node}, whose ranks add up "
+                "their gradients after backward; leave one of them out"
             )
         if self.precision == "fp16":
             raise ConfigError(

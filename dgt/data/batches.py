@@ -6,11 +6,16 @@ shard smaller than a batch works too: it appears in the batch more than once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dgt.data.partition import Indices
+
+Array = npt.NDArray[Any]
 
 # One stream of random numbers per use.
 ORDER, AUGMENT, WINDOW = range(3)
@@ -64,10 +69,12 @@ class ImageBatches:
         node: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        part_of: Callable[[Array], Array] = lambda batch: batch,
     ) -> None:
+        """part_of   which rows of a node's batch are this rank's, where a node has several"""
         self._order = Order(len(shard), batch, seed, node)
         self._shard, self._augment, self._seed, self._node = shard, augment, seed, node
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._part_of = device, dtype, part_of
         self._labels = labels[shard].astype(np.int64)
         # a GPU holds its shard; on the CPU all processes read one memory map
         self._on_device = torch.from_numpy(images[shard]).to(device) if device.type == "cuda" else None
@@ -75,7 +82,7 @@ class ImageBatches:
 
     def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The batch of step t: images [batch, channels, height, width] and labels [batch]."""
-        picked = self._order.at(step)
+        picked = self._part_of(self._order.at(step))
         if self._on_device is not None:
             images = self._on_device[torch.from_numpy(picked).to(self._device)]
         else:
@@ -86,12 +93,13 @@ class ImageBatches:
         return normalised(images, self._dtype), labels
 
     def _augmented(self, images: torch.Tensor, step: int) -> torch.Tensor:
-        draw = generator(self._seed, AUGMENT, self._node, step)
+        draw, batch = generator(self._seed, AUGMENT, self._node, step), self._order.batch
         if self._augment == "flip":
-            mirrored = torch.from_numpy(draw.random(len(images)) < 0.5).to(images.device)
+            mirrored = torch.from_numpy(self._part_of(draw.random(batch) < 0.5)).to(images.device)
             return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
-        corners = torch.from_numpy(draw.integers(0, 2 * PADDING + 1, size=(2, len(images))))
-        flips = torch.from_numpy(draw.random(len(images)) < 0.5)
+        drawn = draw.integers(0, 2 * PADDING + 1, size=(2, batch))
+        corners = torch.from_numpy(self._part_of(drawn.T).T)
+        flips = torch.from_numpy(self._part_of(draw.random(batch) < 0.5))
         return crop_and_flip(images, corners.to(images.device), flips.to(images.device))
 
 

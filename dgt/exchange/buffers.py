@@ -13,6 +13,16 @@ import torch
 from dgt.errors import TrainingError
 from dgt.exchange.network import Network
 from dgt.processes.agreement import agree
+from dgt.processes.local import Local
+
+
+@torch.no_grad()
+def take_mean_of_node(model: torch.nn.Module, local: Local) -> None:
+    """Floating-point buffers become the mean over the ranks of a node, each of which has seen a part of its data."""
+    if local.size > 1:
+        for _, buffer in model.named_buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(local.mean(buffer.clone()))
 
 
 class MixedBuffers:
@@ -38,7 +48,7 @@ class MixedBuffers:
             return
         # running statistics are small, so one message in the widest dtype, whatever theirs are
         dtype = torch.float64 if any(buffer.dtype == torch.float64 for buffer in buffers) else torch.float32
-        own = torch.cat([buffer.detach().flatten().to(dtype) for buffer in buffers])
+        own = self._network.node.local.mean(torch.cat([buffer.detach().flatten().to(dtype) for buffer in buffers]))
         if not bool(torch.isfinite(own.sum())) and not bool(torch.isfinite(own).all()):
             name = self._network.node.name
             raise TrainingError(f"node {name}: a buffer of the model is not finite at iteration {self._steps}")

@@ -12,10 +12,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.utils.dlpack
 
 from dgt.errors import ConfigError
+from dgt.processes.notices import Notices
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,14 @@ class Piece:
         whole = self.parameter.grad
         if whole is None:
             return zeros[: self.inside.stop - self.inside.start].zero_()
-        whole = _in_order_of(self.parameter, whole)
+        whole = in_order_of(self.parameter, whole)
         return whole if whole.numel() == self.inside.stop - self.inside.start else whole[self.inside]
 
 
 class FlatParameters:
     """`values` [parameters] holds every trainable parameter, group after group; `slices[k]` is the range of group k.
+
+    With several ranks per node `whole` holds them, and `values` is the share that this rank updates (`shares.py`).
 
     Frozen parameters (requires_grad is False) stay where they are: nobody changes them, so nobody needs them.
     """
@@ -52,7 +56,7 @@ class FlatParameters:
         everyone = [parameter for group in groups for parameter in group]
         self._frozen = [parameter for parameter in everyone if not parameter.requires_grad]
         self._names = {
-            id(parameter): name or f"parameter {number} [{_shape(parameter)}]"
+            id(parameter): name or f"parameter {number} [{shape_in_words(parameter)}]"
             for number, (parameter, name) in enumerate(itertools.zip_longest(everyone, names))
         }
         devices = {str(parameter.device) for parameter in self.parameters}
@@ -61,11 +65,15 @@ class FlatParameters:
             raise ConfigError(f"parameters: all must be on one device, found {found}")
         dtype = functools.reduce(torch.promote_types, (parameter.dtype for parameter in self.parameters))
         ends = list(itertools.accumulate(parameter.numel() for parameter in self.parameters))
-        self.values = torch.empty(ends[-1], dtype=dtype, device=self.parameters[0].device)
+        self._memory = torch.zeros(self._room(ends[-1]), dtype=dtype, device=self.parameters[0].device)
+        self.whole = self._memory[: ends[-1]]
+        self.values = self._memory
+        self.start = 0
+        """Which of all parameters `values` begins with."""
         self.has_masters = any(parameter.dtype != dtype for parameter in self.parameters)
         self.places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self._strides = [_strides(parameter) for parameter in self.parameters]
-        self._views = self.views_of(self.values)
+        self._views = self.views_of(self.whole)
         self._kinds = [_kind(parameter) for parameter in self.parameters]
         self.let_go: Callable[[], None] | None = None
         """Called before another buffer takes one of the parameters over."""
@@ -81,6 +89,10 @@ class FlatParameters:
             length = sum(parameter.numel() for parameter in group)
             self.slices.append(slice(start, start + length))
             start += length
+
+    def _room(self, numbers: int) -> int:
+        """How many numbers there is to be memory for."""
+        return numbers
 
     def like(self) -> torch.Tensor:
         """A zeroed buffer of the same layout."""
@@ -112,17 +124,20 @@ class FlatParameters:
                 self._read_copy(number)
             else:
                 view.copy_(inside.get(number, parameter))
-            # other processes look at shared memory: what is there stays there
-            if parameter.dtype != view.dtype or (parameter.device.type == "cpu" and parameter.is_shared()):
+            if self._stays(parameter, view):
                 self._copies.add(number)
             else:
                 self._copies.discard(number)
                 parameter.data = _own_storage(view)
         self._places = self._places_now()
 
+    def _stays(self, parameter: torch.Tensor, view: torch.Tensor) -> bool:
+        """Whether it keeps memory of its own: other processes look at shared memory, what is there stays there."""
+        return parameter.dtype != view.dtype or (parameter.device.type == "cpu" and parameter.is_shared())
+
     def _is_inside(self, number: int) -> bool:
         """Whether this parameter's memory is the buffer's: another one's place, as when two were exchanged."""
-        return 0 <= self.parameters[number].data_ptr() - self.values.data_ptr() < self.values.nbytes
+        return 0 <= self.parameters[number].data_ptr() - self.whole.data_ptr() < self.whole.nbytes
 
     def _places_now(self) -> list[tuple[int, int, bool]]:
         """Where every parameter's memory begins, and whether its numbers are all there, in order: of a transpose in the
@@ -198,6 +213,10 @@ class FlatParameters:
         same = parameter == view.to(parameter.dtype)
         view.copy_(torch.where(same, view, parameter.to(view.dtype)))
 
+    def reduce_gradients(self, notices: Notices) -> tuple[bool, bool]:
+        """Among the ranks of a node, if it has several (`shares.py`)."""
+        raise NotImplementedError
+
     def write_parameters(self, part: slice | None = None) -> None:
         """Round the buffer, or this part of it, into the parameters that are no views of it."""
         if self._copies:
@@ -265,6 +284,10 @@ class FlatParameters:
                 stop = place.start
         return found
 
+    def gradient_rooms(self, vector: torch.Tensor, part: slice) -> list[torch.Tensor]:
+        """Where `collect_gradients` is to put the gradients of this part, in a vector of its length."""
+        return self.views_of(vector, part)
+
     def collect_gradients(self, views: Sequence[torch.Tensor], part: slice | None = None) -> None:
         """Copy the gradients of the parameters, or those in this part, into `views`, by one kernel; none is zero."""
         chosen = self.parameters if part is None else [self.parameters[number] for number in self._numbers_in(part)]
@@ -283,15 +306,21 @@ class FlatParameters:
             if parameter.grad is None:
                 out[place].zero_()
             else:
-                out[place].copy_(_in_order_of(parameter, parameter.grad))
+                out[place].copy_(in_order_of(parameter, parameter.grad))
+
+    def gradient_arrays(self) -> list[np.ndarray]:
+        """The gradients, in order, as they are; raises if one is missing, sparse or in an order of its own."""
+        if not self.is_in_order:
+            raise TypeError("gradients are laid out as their parameters")
+        return [parameter.grad.numpy().reshape(-1) for parameter in self.parameters]  # type: ignore[union-attr]
 
     def layout(self) -> str:
         """Shapes and dtypes in order: equal on all ranks, or messages would be misread."""
         shapes = " ".join(
-            f"{_shape(parameter)}:{str(parameter.dtype).removeprefix('torch.')}{'' if strides is None else strides}"
+            f"{shape_in_words(parameter)}:{str(parameter.dtype).removeprefix('torch.')}{strides or ''}"
             for parameter, strides in zip(self.parameters, self._strides, strict=True)
         )
-        return f"{self.values.numel()} of {self.values.dtype}: {shapes}"
+        return f"{self.whole.numel()} of {self.values.dtype}: {shapes}"
 
 
 _living: weakref.WeakSet[FlatParameters] = weakref.WeakSet()
@@ -329,7 +358,7 @@ def _strides(parameter: torch.Tensor) -> tuple[int, ...] | None:
     return parameter.stride()
 
 
-def _in_order_of(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def in_order_of(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """The gradient as a vector, its numbers in the order that the parameter has in memory."""
     gradient = gradient.to_dense() if gradient.is_sparse else gradient
     if parameter.is_contiguous():
@@ -339,8 +368,8 @@ def _in_order_of(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tenso
 
 
 def _kind(parameter: torch.Tensor) -> str:
-    return f"{str(parameter.dtype).removeprefix('torch.')} [{_shape(parameter)}] on {parameter.device}"
+    return f"{str(parameter.dtype).removeprefix('torch.')} [{shape_in_words(parameter)}] on {parameter.device}"
 
 
-def _shape(parameter: torch.Tensor) -> str:
+def shape_in_words(parameter: torch.Tensor) -> str:
     return "x".join(map(str, parameter.shape)) or "scalar"

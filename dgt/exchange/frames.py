@@ -191,7 +191,7 @@ class Seal:
         steps = steps_at_goodbye(head)
         if steps is not None:
             who = f"neighbour {self.node.members[sender]}"
-            return TrainingError(has_left(self.node.name, who, steps, f"at step {iteration + 1}"))
+            return TrainingError(has_left(self.node.title, who, steps, f"at step {iteration + 1}"))
         what = _difference(head, expected)
         if not what:
             return ConfigError(self._other_settings(sender, iteration, head, expected))
@@ -199,7 +199,7 @@ class Seal:
 
     def _wrong(self, sender: int, iteration: int, what: str) -> WireError:
         return WireError(
-            f"node {self.node.name}: the {self._kind} of iteration {iteration} from neighbour "
+            f"{self.node.title}: the {self._kind} of iteration {iteration} from neighbour "
             f"{self.node.members[sender]} is wrong: {what}"
         )
 
@@ -211,7 +211,7 @@ class Seal:
             others = "a weight_decay, momentum or beta, or the lr of a later parameter group"
             what = f"{others}, is another one on neighbour {who}"
         return (
-            f"node {self.node.name}: {what} at iteration {iteration}; all ranks need the same lr and weight_decay at "
+            f"{self.node.title}: {what} at iteration {iteration}; all ranks need the same lr and weight_decay at "
             "every step: the same schedule, and none that looks at a rank's own loss"
         )
 

@@ -85,7 +85,7 @@ class Inboxes:
         work, self._works[position] = self._works[position], None
         if work is None:
             peer = self._node.members[self._peers[position]]
-            raise PeerError(f"node {self._node.name}: connections were closed before neighbour {peer}'s message came")
+            raise PeerError(f"{self._node.title}: connections were closed before neighbour {peer}'s message came")
         return work
 
     def free(self, position: int, number: int, early: bool = True) -> None:

@@ -22,9 +22,9 @@ def missed(
     what = absence(error, node.timeout)
     left = node.steps_at_leaving(names[0]) if left is None and len(names) == 1 else left
     if left is not None:
-        return TrainingError(has_left(node.name, f"neighbour {names[0]}", left, f"at step {iteration + 1}"))
+        return TrainingError(has_left(node.title, f"neighbour {names[0]}", left, f"at step {iteration + 1}"))
     who = f"neighbour {names[0]}" if len(names) == 1 else f"one of the neighbours {names}"
-    words = f"node {node.name}: {who} {what}; {kind} of iteration {iteration}"
+    words = f"{node.title}: {who} {what}; {kind} of iteration {iteration}"
     likely = other_positions(node, Position(True, f"step {iteration + 1}"), names, what)
     if not likely and what.timed_out and kind != "handshake":
         likely = f"; it has made {steps} steps: do all ranks make the same number?"

@@ -130,7 +130,7 @@ class Transport:
             # gloo ends the process when a message is longer than expected, so this comes before the first
             if text[: len(laid_out)] != laid_out:
                 who = self.node.members[peer]
-                raise WireError(f"node {self.node.name}: neighbour {who} lays its messages out in another way")
+                raise WireError(f"{self.node.title}: neighbour {who} lays its messages out in another way")
             text = text[len(laid_out) :].rstrip(b"\0")
             board = shared.look(Path(text[shared.TOKEN :].decode()), text[: shared.TOKEN], like) if text else None
             if own is not None and board is not None:
@@ -243,7 +243,7 @@ class Outbox:
                 self.inboxes.free(position, self._posted - 1)
 
     def check(self, peers: Sequence[int], first: int, number: int, step: int) -> None:
-        """Check the messages of these peers, which are in the inboxes from position `first` on; on a GPU a step later."""
+        """Check the messages of these peers, which are in inboxes from position `first` on; on a GPU a step later."""
         evidence = self.transport.evidence
         if evidence is None or not self.uses_nccl:
             frames = [self.inboxes.frame(first + k) for k in range(len(peers))]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dgt.errors import ConfigError
-from dgt.integrations.state import is_decentralized, missing
+from dgt.integrations.state import is_decentralized, missing, refuse_groups
 
 try:
     from accelerate import Accelerator
@@ -36,6 +36,7 @@ class NodeAccelerator(Accelerator):
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
         if not is_decentralized(optimizer):
             return super().prepare_optimizer(optimizer, device_placement)
+        refuse_groups(optimizer.network, "NodeAccelerator")
         if optimizer.network.node.size != self.num_processes:
             raise ConfigError(
                 f"NodeAccelerator: Accelerate sees {self.num_processes} rank of {optimizer.network.node.size}, so each "

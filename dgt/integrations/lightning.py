@@ -23,7 +23,14 @@ import torch.distributed as dist
 
 from dgt.errors import ConfigError
 from dgt.exchange.network import Network
-from dgt.integrations.state import averaged_state, group_settings, is_decentralized, missing, restore_group_settings
+from dgt.integrations.state import (
+    averaged_state,
+    group_settings,
+    is_decentralized,
+    missing,
+    refuse_groups,
+    restore_group_settings,
+)
 from dgt.processes.agreement import broadcast_text
 
 try:
@@ -45,6 +52,7 @@ class _Ranks:
     network: Network
 
     def _use(self, network: Network) -> None:
+        refuse_groups(network, type(self).__name__)
         self.network = network
         rank_zero_only.rank = network.node.rank  # who logs and writes, under launchers other than torchrun too
 

@@ -7,12 +7,20 @@ from typing import Any
 import torch
 
 from dgt.algorithms import DecentralizedOptimizer
+from dgt.errors import ConfigError
 from dgt.exchange.network import Network
 
 
 def missing(framework: str, extra: str, error: ImportError) -> ImportError:
     """One sentence for a framework that cannot be imported."""
     return ImportError(f"dgt.integrations.{extra} needs {framework} ({error}): pip install 'dgt[{extra}]'")
+
+
+def refuse_groups(network: Network, what: str) -> None:
+    """Frameworks know one kind of ranks; those of a node with several would log, write and shuffle as nodes."""
+    ranks = network.node.local.size
+    if ranks > 1:
+        raise ConfigError(f"{what}: not with ranks_per_node={ranks}; leave it out, or write the loop yourself")
 
 
 def averaged_state(network: Network, model: torch.nn.Module) -> dict[str, Any]:

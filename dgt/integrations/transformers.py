@@ -25,7 +25,7 @@ from dgt.data.sampler import EpochSampler
 from dgt.errors import ConfigError
 from dgt.exchange.network import Network
 from dgt.integrations.accelerate import NodeAccelerator
-from dgt.integrations.state import missing
+from dgt.integrations.state import missing, refuse_groups
 
 try:
     from transformers import Trainer
@@ -60,6 +60,7 @@ class DgtTrainer(Trainer):
         options: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
+        refuse_groups(network, type(self).__name__)
         self.network, self._algorithm, self._options = network, algorithm, dict(options or {})
         super().__init__(**arguments)
         # else losses would be divided by the tokens of all nodes: a node would count by its tokens, not by its weight

@@ -25,12 +25,15 @@ class JoinOptions:
     timeout: float = 60.0
     tolerates_loss: bool = False
     """Whether the other ranks may go on when one is lost."""
+    ranks_per_node: int | str = 1
+    """A number, or auto: the GPUs of a host."""
 
     @classmethod
     def from_config(cls, config: Config) -> JoinOptions:
         small = problems.class_of(config).is_small  # it uses a GPU only if the user asks for one
         device = "cpu" if config.device == "auto" and small else config.device
-        return cls(config.backend, device, config.timeout, config.on_peer_loss == "continue")
+        tolerates_loss = config.on_peer_loss == "continue"
+        return cls(config.backend, device, config.timeout, tolerates_loss, config.ranks_per_node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _run_job(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOpti
             assert job is not None, "trouble was raised"
             agree(node, {name: str(value) for name, value in dataclasses.asdict(settings).items()})
             join.choose_device_and_backend(node, settings.backend, settings.device)
-            result = job.run(node)
+            result = job.run(join.divide(node, settings.ranks_per_node))
         if isinstance(result, Stopped):
             report(rank, result)
             _exit_at_once(result.code)

@@ -14,12 +14,13 @@ from typing import Any
 from dgt import problems
 from dgt.config import Config
 from dgt.config.checks import check_range
+from dgt.config.schema import AUTO
 from dgt.errors import ConfigError
 from dgt.launching import launch
 from dgt.launching.jobs import JoinOptions
 from dgt.network.weights import Weights
 from dgt.processes import environment
-from dgt.processes.placement import Placement
+from dgt.processes.placement import Placement, ranks_of_host
 from dgt.runs.claiming import claim_run_dir
 from dgt.runs.layout import SUMMARY
 from dgt.runs.mirrors import check_logger
@@ -40,7 +41,8 @@ def run_here(config: Config, swept: Mapping[str, str], command: str, show: str) 
     show      text, json or nothing: how rank 0 prints the results
     """
     job = prepared(config, environment.placement(), show, swept, command)
-    launch.start_ranks(job, int(job.weights.size), JoinOptions.from_config(job.config))
+    ranks = int(job.weights.size) * job.config.ranks_per_node
+    launch.start_ranks(job, ranks, JoinOptions.from_config(job.config))
     try:
         return summary_of(Path(str(job.config.run_dir)))
     except (OSError, ValueError):  # rank 0 has logged why
@@ -59,12 +61,13 @@ def prepared(
 
     here   which rank this process is, if any; all other arguments as for `run_here`
     """
+    config = dataclasses.replace(config, ranks_per_node=ranks_per_node(config, here))
     weights, drawn = network_of(config, here, as_drawn=True)
     config = checked(config, weights)
     if config.checkpoint.best:
         direction(config.checkpoint.best)
     if config.chaos.rank is not None:
-        check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
+        check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) * config.ranks_per_node - 1)
     if config.on_peer_loss == "continue" and here.launcher == "torchrun":
         raise ConfigError(
             "on_peer_loss=continue: torchrun ends all ranks when one is lost; on_peer_loss=stop there (it may change "
@@ -77,6 +80,17 @@ def prepared(
         source_of(config)
         config = dataclasses.replace(config, run_dir=claim_run_dir(config, swept))
     return TrainJob(config, weights, drawn, show, command or typed())
+
+
+def ranks_per_node(config: Config, here: Placement) -> int:
+    """How many ranks a node has; the GPUs are counted only where that is asked for."""
+    if config.ranks_per_node != AUTO:
+        return int(config.ranks_per_node)
+    if JoinOptions.from_config(config).device == "cpu":
+        return 1
+    import torch
+
+    return ranks_of_host(here, torch.cuda.device_count())
 
 
 def checked(config: Config, weights: Weights) -> Config:

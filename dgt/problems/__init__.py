@@ -34,16 +34,31 @@ def settings_of(config: Config) -> Any:
 
 
 def from_config(
-    config: Config, weights: Weights, node: int, seeds: Sequence[int], device: torch.device | str, cache: Path
+    config: Config,
+    weights: Weights,
+    node: int,
+    seeds: Sequence[int],
+    device: torch.device | str,
+    cache: Path,
+    part: tuple[int, int] = (0, 1),
 ) -> Problem:
     """Node `node`'s problem; several seeds are stacked, where the problem can do that.
 
     weights  of all nodes, [nodes]
     cache    where data sets are kept on this host
+    part     which of the node's ranks this is, of how many
     """
     assert len(seeds) == 1 or class_of(config).stacks_seeds, f"problem={config.problem.name} stacks no seeds"
     context = ProblemContext(
-        node, weights, seeds[0], torch.device(device), dtype_of(config), seeds=tuple(seeds), cache=cache
+        node,
+        weights,
+        seeds[0],
+        torch.device(device),
+        dtype_of(config),
+        seeds=tuple(seeds),
+        cache=cache,
+        part=part[0],
+        parts=part[1],
     )
     if config.problem.target is not None:
         return custom.make(config.problem, context)

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from dgt.config.schema import LR
+from dgt.errors import ConfigError
 from dgt.network.weights import Weights
 
 
@@ -36,6 +37,8 @@ class ProblemContext:
     """What a node knows when its problem is made.
 
     node           its number, from 0
+    part, parts    which of the node's ranks this is, and how many there are: each takes its part of the node's batch,
+                   `context.part_of(samples)`, as the node's gradient is the mean of theirs
     weights        lambda of all nodes, [nodes]
     seed           of data, start and noise; `seeds` are all of them, where a problem stacks several
     device, dtype  of model and data
@@ -49,10 +52,21 @@ class ProblemContext:
     dtype: torch.dtype
     seeds: tuple[int, ...] = ()
     cache: Path | None = None
+    part: int = 0
+    parts: int = 1
 
     @property
     def nodes(self) -> int:
         return int(self.weights.size)
+
+    def part_of(self, batch: np.ndarray) -> np.ndarray:
+        """What this rank takes of a node's batch [samples, ...]: as much as the other ranks of the node."""
+        if len(batch) % self.parts:
+            raise ConfigError(
+                f"a batch of {len(batch)} samples: with ranks_per_node={self.parts} give a multiple of {self.parts}, "
+                "as all ranks of a node take as many"
+            )
+        return batch[self.part :: self.parts]
 
 
 class Problem(abc.ABC):
@@ -137,6 +151,11 @@ class Problem(abc.ABC):
     def measure(self) -> Mapping[str, float | np.ndarray]:
         """This node's quantities whose lambda-weighted mean over the network is wanted; [copies, ...] if stacked."""
         return {}
+
+    def measure_part(self, part: int, parts: int) -> Mapping[str, float | np.ndarray] | None:
+        """With several ranks per node: this rank's part of `measure`, which are added up; or None but on the first,
+        which measures alone then."""
+        return self.measure() if part == 0 else None
 
     def measure_average(self, part: int, parts: int) -> dict[str, float]:
         """While `model` is the network average: this rank's part of its metrics; the ranks' parts are added up."""

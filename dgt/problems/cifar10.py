@@ -105,7 +105,9 @@ class ImageClassification(SupervisedProblem):
             node=context.node,
             device=context.device,
             dtype=context.dtype,
+            part_of=context.part_of,
         )
+        context.part_of(np.empty(config.batch))  # whether the batch can be divided
         model = image_model(config.model, cifar10.CLASSES, config.norm, context.seed)
         self.model = model.to(context.device, context.dtype)
         self.mixes_buffers = config.buffers == "mixed"

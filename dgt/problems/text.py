@@ -84,6 +84,7 @@ class CharacterModel(SupervisedProblem):
             torch.manual_seed(context.seed)  # the same start on every node
             model = CharTransformer(symbols, config.context, config.layers, config.heads, config.width)
         self.model = model.to(context.device, context.dtype)
+        context.part_of(np.empty(config.batch))  # whether the batch can be divided
         self._windows = list(range(0, len(test) - 1, config.context))
 
     def batch(self, iteration: int) -> Batch:
@@ -91,7 +92,7 @@ class CharacterModel(SupervisedProblem):
         length = min(self._config.context, len(self.stretch) - 1)
         draw = generator(self._context.seed, WINDOW, self._context.node, iteration)
         starts = draw.integers(0, len(self.stretch) - length, size=self._config.batch)
-        return self._pieces(self.stretch, starts, length)
+        return self._pieces(self.stretch, self._context.part_of(starts), length)
 
     @property
     def test_targets(self) -> int:

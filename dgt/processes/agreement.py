@@ -38,8 +38,8 @@ def _agree(node: Node, facts: Mapping[str, str]) -> None:
         digest = hashlib.sha256(text.encode()).digest()[:DIGEST]
         row = name.encode()[:NAME].ljust(NAME) + text.encode()[:TEXT].ljust(TEXT) + digest
         table[slot] = torch.frombuffer(bytearray(row), dtype=torch.uint8)
-    with node.during(f"the check that ranks agree on {', '.join(facts)}"[:100]):
-        tables = node.all_gather(table)
+    with node.world.during(f"the check that ranks agree on {', '.join(facts)}"[:100]):
+        tables = node.world.all_gather(table)
     for slot in range(SLOTS):
         if (tables[:, slot] == tables[0, slot]).all():
             continue
@@ -64,12 +64,12 @@ def share_trouble(node: Node, trouble: str) -> None:
     text = torch.zeros(MESSAGE, dtype=torch.uint8)
     raw = trouble.encode()[:MESSAGE]
     text[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else 0
-    with node.during("the question whether anything is wrong"):
-        rows = node.all_gather(text)
+    with node.world.during("the question whether anything is wrong"):
+        rows = node.world.all_gather(text)
     messages = [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
     troubled = [rank for rank, message in enumerate(messages) if message]
     if troubled:
-        where = "" if len(troubled) == node.size or troubled == [0] else f" (on rank {troubled[0]})"
+        where = "" if len(troubled) == node.world.size or troubled == [0] else f" (on rank {troubled[0]})"
         raise SharedError(messages[troubled[0]] + where)
 
 
@@ -80,8 +80,8 @@ def broadcast_text(node: Node, text: str, most: int = 4096) -> str:
     if len(raw) > most:
         raise SharedError(f"{text[:60]}...: longer than {most} bytes")
     table[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw and node.is_main else 0
-    with node.during("hearing from rank 0"):
-        return bytes(node.all_reduce(table).tolist()).rstrip(b"\0").decode()
+    with node.world.during("hearing from rank 0"):
+        return bytes(node.world.all_reduce(table).tolist()).rstrip(b"\0").decode()
 
 
 def _values_by_rank(rows: list[bytes]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -67,14 +67,27 @@ def all_reduce(node: Node, values: Any, compared: bool) -> torch.Tensor:
     call = begin(node, "all_reduce", values)
     if compared:
         compare_headers(node, call)
+    run(node, call, values, lambda group: dist.all_reduce(values, group=group, async_op=True))
+    return values
+
+
+def complete(
+    node: Node, name: str, values: torch.Tensor, start: Callable[[dist.ProcessGroup], dist.Work | None]
+) -> None:
+    """An operation `name` of every step, started on the group for these values; no header is exchanged."""
+    run(node, begin(node, name, values), values, start)
+
+
+def run(node: Node, call: str, values: torch.Tensor, start: Callable[[dist.ProcessGroup], dist.Work | None]) -> None:
+    """Start the operation on the group for these values, and wait until it is complete, or in order on its stream."""
     nccl = values.is_cuda and node.backend == "nccl"
     with peer_errors(node, call):
-        work = dist.all_reduce(values, group=node.data if nccl else node.control, async_op=True)
+        work = start(node.data if nccl else node.control)
+        assert work is not None, "this rank is in the group"
         if nccl:
             _wait_on_gpu(node, work)
         else:
-            _wait(node, work)
-    return values
+            wait(node, work)
 
 
 def barrier(node: Node) -> None:
@@ -88,7 +101,7 @@ def all_gather_bytes(node: Node, raw: torch.Tensor) -> torch.Tensor:
     import torch.distributed as dist
 
     rows = torch.empty(node.size, raw.numel(), dtype=torch.uint8)
-    _wait(node, dist.all_gather(list(rows.unbind()), raw, group=node.control, async_op=True))
+    wait(node, dist.all_gather(list(rows.unbind()), raw, group=node.control, async_op=True))
     return rows
 
 
@@ -97,7 +110,8 @@ def _gather_bytes(node: Node, raw: torch.Tensor, dst: int) -> torch.Tensor | Non
     import torch.distributed as dist
 
     rows = torch.empty(node.size, raw.numel(), dtype=torch.uint8) if node.rank == dst else None
-    dist.gather(raw, None if rows is None else list(rows.unbind()), dst=dst, group=node.control)
+    main = dist.get_global_rank(node.control, dst)  # `dst` is one of all ranks
+    dist.gather(raw, None if rows is None else list(rows.unbind()), dst=main, group=node.control)
     return rows
 
 
@@ -116,7 +130,7 @@ def compare_headers(node: Node, call: str, raw: torch.Tensor | None = None) -> t
     return headers
 
 
-def _wait(node: Node, work: dist.Work) -> None:
+def wait(node: Node, work: dist.Work) -> None:
     """Wait for an operation of gloo; raise if a rank that has left the network is needed to complete it."""
     while not is_complete(work):
         _refuse_departed(node)
@@ -126,7 +140,7 @@ def _refuse_departed(node: Node) -> None:
     left = peer_status.find_departure(node.store, node.members)
     if left is not None and left.calls < node.calls:
         where = f"in a call of all ranks after {node.steps} steps"
-        raise TrainingError(has_left(node.name, f"node {left.name}", left.steps, where))
+        raise TrainingError(has_left(node.title, f"{node.called} {left.name}", left.steps, where))
 
 
 def _wait_on_gpu(node: Node, work: dist.Work) -> None:
@@ -167,7 +181,7 @@ def peer_errors(node: Node, call: str) -> Iterator[None]:
         # a neighbour of the missing rank knows which one it is: let its message reach the launcher first
         time.sleep(0.3)
         hint = elsewhere or (f"; {ALL_MUST}" if missing.timed_out else "")
-        raise PeerError(f"node {node.name}: {call}: another rank {missing}{hint}") from error
+        raise PeerError(f"{node.title}: {call}: another rank {missing}{hint}") from error
 
 
 def other_positions(node: Node, position: Position, others: Sequence[int], missing: Absence) -> str:
@@ -182,8 +196,8 @@ def other_positions(node: Node, position: Position, others: Sequence[int], missi
     }
     if not different:
         return ""
-    shown = ", ".join(f"node {name} waited in {text}" for name, text in sorted(different.items())[:3])
-    return f"; {shown}, node {node.name} in {position.text}: all ranks must make the same calls, outside of {ONLY_MAIN}"
+    shown = ", ".join(f"{node.called} {name} waited in {text}" for name, text in sorted(different.items())[:3])
+    return f"; {shown}, {node.title} in {position.text}: all ranks must make the same calls, outside of {ONLY_MAIN}"
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:

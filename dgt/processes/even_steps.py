@@ -70,12 +70,14 @@ class EvenSteps(Generic[Batch]):
                 if done == steps:
                     return
             if done == before:
-                raise ConfigError(f"even_steps: the loader of rank {self._node.rank} gave no batch after step {done}")
+                raise ConfigError(
+                    f"even_steps: the loader of rank {self._node.world.rank} gave no batch after step {done}"
+                )
 
     def _agree(self) -> int:
         """The number of steps, from an all_gather of every rank's `steps` and loader length."""
-        with self._node.during(f"even_steps(by={self._by})"):
-            lengths = self._node.all_gather([self._given or 0, self._length()]).tolist()
+        with self._node.world.during(f"even_steps(by={self._by})"):
+            lengths = self._node.world.all_gather([self._given or 0, self._length()]).tolist()
         given = {steps for steps, _ in lengths}
         if len(given) > 1:
             raise SharedError(f"even_steps: steps={lengths[0][0]} on rank 0, but not on all ranks: give all the same")

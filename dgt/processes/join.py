@@ -7,6 +7,7 @@ with dgt.join() as node:        # inside torchrun, srun or dgt's own launcher; a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from dgt.errors import PeerError, SharedError
-from dgt.processes import collectives, environment, forks, limits, probing, rendezvous, stores, wrappers
+from dgt.processes import collectives, environment, forks, grouping, limits, probing, rendezvous, stores, wrappers
 from dgt.processes.leaving import leave
 from dgt.processes.node import CONNECTED, RENDEZVOUS_SECONDS, Node
 from dgt.processes.notices import absence
@@ -38,23 +39,28 @@ LAST_RESORT_SECONDS = 60.0  # after twice the timeout, nccl ends the process of 
 
 
 @contextlib.contextmanager
-def join(*, backend: str = "auto", device: str = "auto", timeout: float = 60.0) -> Iterator[Node]:
+def join(
+    *, backend: str = "auto", device: str = "auto", timeout: float = 60.0, ranks_per_node: int | str = 1
+) -> Iterator[Node]:
     """Connect to all ranks that the launcher started; all ranks enter and leave the block together.
 
-    backend   auto (nccl when every rank has a GPU of its own, else gloo), gloo or nccl
-    device    auto (a GPU if there is one), cpu or cuda
-    timeout   seconds to wait for another rank before `PeerError`
+    backend          auto (nccl when every rank has a GPU of its own, else gloo), gloo or nccl
+    device           auto (a GPU if there is one), cpu or cuda
+    timeout          seconds to wait for another rank before `PeerError`
+    ranks_per_node   how many ranks of a host are one node, which share its data, its weight and its model; auto: as
+                     many as a host has ranks with a GPU of their own, else 1
 
     Returns the `Node`. Without a launcher it is a network of one rank. An error inside the block closes the connections
     at once, so that the other ranks fail too.
     """
-    with contextlib.ExitStack() as after, connect(timeout) as node:
-        after.callback(node.restore_signals)
+    with contextlib.ExitStack() as after, connect(timeout) as world:
         try:
-            choose_device_and_backend(node, backend, device)
+            choose_device_and_backend(world, backend, device)
+            node = divide(world, ranks_per_node)
+            after.callback(node.restore_signals)
             yield node
         except BaseException:
-            node.close_connections()  # the process may go on, and join again
+            world.close_connections()  # the process may go on, and join again
             raise
 
 
@@ -69,7 +75,7 @@ def choose_device_and_backend(node: Node, backend: str, device: str) -> None:
     mig = environment.take_gpu_slice(node.placement.local_rank)
     gpus = torch.cuda.device_count() if device != "cpu" else 0
     node.device = torch.device(choose_device(device, node.placement.local_rank, gpus))
-    gpu_of_rank = node.all_gather(torch.tensor(_gpu_number(node.device, mig))).tolist()
+    gpu_of_rank = node.gpu_of_rank = node.all_gather(torch.tensor(_gpu_number(node.device, mig))).tolist()
     refuse_missing_gpu(device, gpu_of_rank)
     node.backend = choose_backend(backend, gpu_of_rank)
     words = explain_backend(backend, gpu_of_rank)
@@ -83,11 +89,55 @@ def choose_device_and_backend(node: Node, backend: str, device: str) -> None:
         group = dist.new_group(backend="nccl", timeout=last_resort, device_id=node.device)
         assert isinstance(group, dist.ProcessGroup)
         node.groups["data"] = group
-        # the first operation of an nccl group must have all ranks in it; messages between neighbours do not
-        try:
-            dist.barrier(group=group)
-        except RuntimeError as error:
-            raise PeerError(f"node {node.name}: another rank {absence(error, node.timeout)}") from error
+        _begin_nccl(node)
+
+
+def _begin_nccl(node: Node) -> None:
+    """The first operation of an nccl group must have all its ranks in it; messages between neighbours do not."""
+    import torch.distributed as dist
+
+    try:
+        dist.barrier(group=node.data)
+    except RuntimeError as error:
+        raise PeerError(f"{node.title}: another rank {absence(error, node.timeout)}") from error
+
+
+def divide(world: Node, ranks_per_node: int | str) -> Node:
+    """The node of which this process is a rank; all ranks call it, after `choose_device_and_backend`.
+
+    world            all ranks
+    ranks_per_node   as for `join`
+    """
+    ranks, order = grouping.agreed(world, ranks_per_node)
+    if ranks == 1:
+        return world
+    if order != list(range(world.size)):
+        rendezvous.refuse_to_renumber(world.groups["control"], f"ranks_per_node={ranks}")
+        world.move(dataclasses.replace(world.placement, rank=order.index(world.rank)), "by-host")
+        choose_device_and_backend(world, world.backend, world.device.type)
+    return divide_in_order(world, ranks)
+
+
+def divide_in_order(world: Node, ranks: int) -> Node:
+    """The same where ranks 0 to k - 1 are node 0, the next k node 1, and so on."""
+    node = grouping.divided(world, ranks)
+    _begin_scopes(world)
+    return node
+
+
+def _begin_scopes(world: Node) -> None:
+    for scope in world.scopes if world.backend == "nccl" else []:
+        _begin_nccl(scope)
+
+
+def change_number(node: Node, number: int) -> None:
+    """Connect again as another node. All ranks call it, before any message between neighbours."""
+    world, ranks = node.world, node.local.size
+    world.move(dataclasses.replace(world.placement, rank=number * ranks + node.local.rank), "renumbered")
+    choose_device_and_backend(world, world.backend, world.device.type)
+    if node is not world:
+        grouping.divide_again(node)
+        _begin_scopes(world)
 
 
 @contextlib.contextmanager
@@ -102,9 +152,10 @@ def connect(timeout: float) -> Iterator[Node]:
             if not (isinstance(error, PeerError) and node.parted):  # parted: a rank lost after the end of the run
                 node.close_connections()
                 raise
-        node.withdraw_receives()
-        # before Python shuts down: a gloo thread that frees a tensor then would abort the process
-        rendezvous.destroy_groups(node.groups)
+        for scope in [*node.scopes, node]:
+            scope.withdraw_receives()
+            # before Python shuts down: a gloo thread that frees a tensor then would abort the process
+            rendezvous.destroy_groups(scope.groups)
 
 
 def _connect(timeout: float) -> Node:

@@ -21,8 +21,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dgt.errors import PeerError
+from dgt.errors import PeerError, TrainingError
 from dgt.processes import collectives, output, patience, peer_status, regroup, rendezvous
+from dgt.processes.local import Local
 from dgt.processes.notices import NEVER, Notices
 from dgt.processes.placement import Placement
 
@@ -75,11 +76,17 @@ class LifeSign(Protocol):
 class Node:
     """This process as a member of the network; made by `dgt.join()`.
 
-    rank, size   this process's rank and the number of ranks
+    rank, size   the number of this node and how many there are; with one rank per node, this process's rank and the
+                 number of ranks
+    local        the ranks of this node: `node.local.rank`, `node.local.size`, collective operations among them
+    world        all ranks of all nodes, likewise; with one rank per node, this object itself
     device       where this rank's model and data belong
     backend      gloo or nccl, for messages between neighbours
-    is_main      whether this is rank 0
+    is_main      whether this is rank 0 of all ranks
     timeout      seconds to wait for another rank before `PeerError`
+
+    Collective operations bring together one value per node: with several ranks per node, those of the ranks that have
+    the same `local.rank`.
     """
 
     placement: Placement
@@ -119,6 +126,17 @@ class Node:
     """Called when this node leaves without an error, before its connections are closed."""
     under_way: set[Exchange] = field(default_factory=set)
     """Messages that are not complete yet."""
+    local: Local = field(default_factory=Local)
+    whole: Node | None = None
+    """All ranks, where this is one rank of each node, or the ranks of one node; None where this is all of them."""
+    gpu_of_rank: list[int] = field(default_factory=list)
+    """Of all ranks: a number per GPU, `NO_GPU` for none."""
+    scopes: list[Node] = field(default_factory=list)
+    """Of all ranks: the other nodes, and the ranks of this one (`grouping`)."""
+    divide_again: Callable[[], None] = field(default=lambda: None)
+    """Where there is a `whole` that has connected again: make the groups of this scope anew."""
+    called: str = "node"
+    """What a member is called in messages: a node, or a rank."""
     receivers: weakref.WeakSet[Receiver] = field(default_factory=weakref.WeakSet)
     """Withdrawn before connections are closed; an optimizer that is deleted takes its own along."""
     probes: dict[int, Any] = field(default_factory=dict)
@@ -155,8 +173,18 @@ class Node:
         return self.members[self.rank]
 
     @property
+    def world(self) -> Node:
+        """All ranks."""
+        return self if self.whole is None else self.whole
+
+    @property
+    def title(self) -> str:
+        """This member in messages: 'node 3'."""
+        return f"{self.called} {self.name}"
+
+    @property
     def is_main(self) -> bool:
-        return self.rank == 0
+        return self.world.rank == 0
 
     def open_channel(self) -> int:
         """The number of a new sequence of messages; all ranks open theirs in the same order."""
@@ -264,7 +292,15 @@ class Node:
 
     def close_connections(self) -> None:
         """Destroy the process groups after an error: the neighbours' receives fail at once, and they do the same."""
-        patience.abort(self.groups)
+        for scope in [*self.world.scopes, self.world]:
+            patience.abort(scope.groups)
+            scope.give_up_messages()
+            rendezvous.destroy_groups(scope.groups)
+        gc.collect()  # gloo closes a connection when the last reference to its group is gone
+        self.world.scopes.clear()
+
+    def give_up_messages(self) -> None:
+        """The connections are closed next."""
         for sign in self.life_signs:
             sign.release()
         self.life_signs.clear()
@@ -276,8 +312,6 @@ class Node:
         self.channels, self.calls = 0, 0
         self.sender.shutdown(wait=False, cancel_futures=True)
         self.sender = ThreadPoolExecutor(1, "dgt-sender")
-        rendezvous.destroy_groups(self.groups)
-        gc.collect()  # gloo closes a connection when the last reference to its group is gone
 
     def withdraw_receives(self) -> None:
         """Before the process groups are destroyed: give up all receives, whose handles keep connections open."""
@@ -289,20 +323,24 @@ class Node:
 
     def ask(self, what: str) -> regroup.Question:
         """A question, named `what`, that the members of this network answer once and all alike."""
+        if self.whole is not None:
+            return self.whole.ask(what)
         key = f"network-{self.generation}/{what}"
         return regroup.Question(self.store, key, self.members, self.name, self._lost_to_launcher, self.timeout)
 
     def raise_alarm(self, words: str) -> None:
         """Publish why the run must end: ranks that would go on without this node raise the same error."""
-        if self.size > 1:
-            self.store.set(regroup.ALARM, words)
+        if self.world.size > 1:
+            self.world.store.set(regroup.ALARM, words)
 
     def agree_on_survivors(self, iteration: int) -> int:
         """Agree with the ranks that are left on who they are; returns the iteration to go on from.
 
         All of them have closed their connections before. The largest of their iterations is taken; if one of them has
-        received a stop, all stop there.
+        received a stop, all stop there. With several ranks per node a node is left if all of its ranks are.
         """
+        if self.whole is not None:
+            return self._agree_on_whole_nodes(self.whole, iteration)
         notices = self.notices
         stop = bool(notices.stop_asked) or notices.stop_at != NEVER
         agreed = regroup.agree_on_survivors(
@@ -321,8 +359,27 @@ class Node:
         notices.stop_at, notices.save_at = agreed.iteration if agreed.stop else NEVER, NEVER
         return agreed.iteration
 
+    def _agree_on_whole_nodes(self, world: Node, iteration: int) -> int:
+        """The same among all ranks; those of a node that has lost one of them raise `TrainingError`."""
+        iteration, ranks = world.agree_on_survivors(iteration), self.local.size
+        of_node = {node: range(node * ranks, (node + 1) * ranks) for node in self.members}
+        left = [node for node, its in of_node.items() if set(its) <= set(world.members)]
+        if self.name not in left:
+            gone = next(rank for rank in of_node[self.name] if rank not in world.members)
+            raise TrainingError(f"node {self.name}: rank {gone} is gone, and the node with it")
+        own = world.name
+        world.members = [rank for node in left for rank in of_node[node]]
+        place = dataclasses.replace(world.placement, rank=world.members.index(own), size=len(world.members))
+        world._set_placement(place)
+        self.members, self.placement = left, dataclasses.replace(place, rank=left.index(self.name), size=len(left))
+        return iteration
+
     def reconnect(self) -> None:
         """Connect to the members that `agree_on_survivors` found; `PeerError` if one of them is lost meanwhile."""
+        if self.whole is not None:
+            self.whole.reconnect()
+            self.divide_again()
+            return
         regroup.wait_until_ready(
             self.store, self.generation, self.members, self.name, self._lost_to_launcher, 2 * self.timeout
         )
@@ -332,11 +389,6 @@ class Node:
         except RuntimeError as error:
             what = str(error).splitlines()[0][:120]
             raise PeerError(f"node {self.name}: could not connect to the nodes that are left ({what})") from None
-
-    def change_rank(self, rank: int) -> None:
-        """Connect again as another rank. All ranks call it, before any message between neighbours; the caller then
-        calls `join.choose_device_and_backend`."""
-        self.move(dataclasses.replace(self.placement, rank=rank), "renumbered")
 
     def move(self, placement: Placement, prefix: str, between: Callable[[], None] = lambda: None) -> None:
         """Connect again with this placement, over keys of the store that begin with `prefix`; all ranks call it.

@@ -20,10 +20,10 @@ def steps_at_goodbye(head: bytes) -> int | None:
     return int(steps) if mark == _BYE else None
 
 
-def has_left(node: int, who: str, steps: int, where: str) -> str:
+def has_left(own: str, who: str, steps: int, where: str) -> str:
     """The error message when another rank has left and this one still needs it."""
     return (
-        f"node {node}: {who} has left after {steps} steps, this node is {where}: do all ranks make the same number of "
+        f"{own}: {who} has left after {steps} steps, this node is {where}: do all ranks make the same number of "
         "steps? `for batch in dgt.even_steps(loader, node):` makes them agree"
     )
 
@@ -49,10 +49,9 @@ class Notices:
         """Take the earlier of what is known here and what a message says."""
         self.stop_at, self.save_at = min(self.stop_at, stop_at), min(self.save_at, save_at)
 
-    def announce(self, iteration: int) -> None:
-        """Announce a stop or save that was asked of this rank, for that iteration, unless an earlier one is known."""
-        self.hear(iteration if self.stop_asked else NEVER, iteration if self.save_asked else NEVER)
-        self.save_asked = False
+    def announce(self, iteration: int, stop: bool, save: bool) -> None:
+        """Announce that this node was asked to stop or to save, for that iteration, unless an earlier one is known."""
+        self.hear(iteration if stop else NEVER, iteration if save else NEVER)
 
 
 # gloo and nccl raise RuntimeErrors without a code: words of those about a connection that has ended; the last is in

@@ -178,6 +178,16 @@ def choose_device(requested: str, local_rank: int, gpus: int) -> str:
     return f"cuda:{local_rank % gpus}" if gpus and requested != "cpu" else "cpu"
 
 
+def ranks_of_host(where: Placement, gpus: int) -> int:
+    """How many ranks a node has with ranks_per_node=auto: the GPUs of a host, or its ranks where those are fewer.
+
+    gpus   visible to this process; where Slurm shows every task its own only, all ranks of the host have one
+    """
+    if where.launcher == "alone" or not gpus:
+        return max(gpus, 1)
+    return where.local_size if gpus == 1 else min(gpus, where.local_size)
+
+
 def own_slice(visible: str | None, local_rank: int) -> str | None:
     """This rank's MIG slice of those in CUDA_VISIBLE_DEVICES; None where there are none.
 

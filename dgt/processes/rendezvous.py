@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dgt.errors import ConfigError, PeerError, SilenceError
+from dgt.errors import ConfigError, PeerError, SharedError, SilenceError
 from dgt.processes import forks, probing
 
 if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
@@ -137,6 +137,16 @@ def new_groups(patience: timedelta) -> dict[str, dist.ProcessGroup]:
         control = dist.new_group(backend="gloo", timeout=patience)
     assert isinstance(control, dist.ProcessGroup)
     return {"control": control, "data": control}
+
+
+def refuse_to_renumber(control: dist.ProcessGroup, setting: str) -> None:
+    """Raise if the ranks are those of a default process group that the user's program has made."""
+    import torch.distributed as dist
+
+    if control is not dist.group.WORLD:
+        raise SharedError(
+            f"{setting}: the process group that is there must number the ranks of a host one after another"
+        )
 
 
 def destroy_groups(groups: dict[str, dist.ProcessGroup]) -> None:

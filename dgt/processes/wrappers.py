@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dgt.errors import ConfigError
@@ -44,6 +44,18 @@ def refuse(parameters: Iterable[torch.nn.Parameter]) -> int:
     if name:
         raise _refusal(name)
     return made
+
+
+def are_shards(parameters: Sequence[Any], ranks: Sequence[int]) -> bool:
+    """Whether FSDP2 has divided these among these ranks, those of a node; raises if it was among others."""
+    kinds: tuple[Any, ...] = _known(("torch.distributed.tensor", "DTensor"))
+    meshes = [each.device_mesh.mesh.flatten().tolist() for each in parameters if isinstance(each, kinds)]
+    if meshes and (len(meshes) < len(parameters) or any(mesh != list(ranks) for mesh in meshes)):
+        raise ConfigError(
+            f"the model is divided among the ranks {meshes[0]}, all of it or a part: here divide all of it among those "
+            f"of a node, {list(ranks)}: fully_shard(model, mesh=node.local.mesh())"
+        )
+    return bool(meshes)
 
 
 def refuse_shards() -> None:

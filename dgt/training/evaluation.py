@@ -23,8 +23,10 @@ import numpy as np
 import torch
 
 from dgt.algorithms import DecentralizedOptimizer
+from dgt.exchange.buffers import take_mean_of_node
 from dgt.exchange.network import Network
 from dgt.problems import Problem
+from dgt.processes.local import Local
 from dgt.processes.node import Node
 from dgt.runs.measures import Metrics, NodeMetrics
 
@@ -65,17 +67,21 @@ def evaluate(
     optimizer.drain()
     network, node, copies = optimizer.network, optimizer.network.node, problem.copies
     share = network.weight / node.size
-    mine = {name: np.asarray(value, dtype=np.float64) for name, value in {**(extra or {}), **problem.measure()}.items()}
+    mine = _measured(problem, node.local, extra or {})
     weighted = [share * values.ravel() for values in mine.values()]
     theta = optimizer.flat.values.view(copies, -1)
     error = optimizer.tracking_error() if optimizer.iteration else None
     scale = [] if error is None else _tracking_scale(optimizer, error, copies)
-    small = torch.from_numpy(np.concatenate([*weighted, [float(network.bytes_sent)], scale]))
+    sent = float(node.local.all_reduce([float(network.bytes_sent)]))
+    small = torch.from_numpy(np.concatenate([*weighted, [sent], scale]))
     vectors = [theta * network.average_weight, *([] if error is None else [error.view(copies, -1)])]
     plain = {name: values.ravel()[0] for name, values in mine.items() if values.size == copies}
     own = torch.tensor([*plain.values(), network.wait_seconds], dtype=torch.float64)
     put_together = _gathered if (len(vectors) + 1) * theta.numel() * 8 <= gather_bytes else _summed
     totals, average, squares, of_nodes = put_together(node, small, own, vectors, theta, share)
+    if node.local.size > 1 and node.rank == 0:
+        average, squares, of_nodes = _of_all_shares(node.local, average, squares, of_nodes)
+        average = average[:, : optimizer.flat.whole.numel()]
     of_average = _measure_average(problem, network)
     if not node.is_main:
         return None
@@ -99,15 +105,44 @@ def _tracking_scale(optimizer: DecentralizedOptimizer, error: torch.Tensor, copi
     optimizer.read_gradient(out=gradient)
     network = optimizer.network
     gradient *= network.average_weight * network.gradient_scale
-    norms = [part.view(copies, -1).norm(dim=-1).double() for part in (error, gradient)]
+    squares = torch.stack([part.view(copies, -1).norm(dim=-1).double() ** 2 for part in (error, gradient)])
+    norms = network.node.local.all_reduce(squares.cpu()).sqrt()
     return (norms[0] + norms[1]).tolist()
+
+
+def _measured(problem: Problem, local: Local, extra: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """What this node measures, its `extra` quantities first; of several ranks the first one has it all."""
+    if local.size == 1:
+        return _arrays({**extra, **problem.measure()})
+    take_mean_of_node(problem.model, local)
+    means = local.mean(torch.tensor([*extra.values()], dtype=torch.float64)).tolist() if extra else []
+    arrays = _arrays(problem.measure_part(local.rank, local.size) or {})
+    sizes = local.all_gather(sum(values.size for values in arrays.values())).tolist()
+    if min(sizes):  # all ranks have measured a part
+        total = local.all_reduce(np.concatenate([values.ravel() for values in arrays.values()])).numpy()
+        pieces = np.split(total, np.cumsum([values.size for values in arrays.values()]))
+        arrays = {name: piece.reshape(arrays[name].shape) for name, piece in zip(arrays, pieces, strict=False)}
+    return {} if local.rank else {**_arrays(dict(zip(extra, means, strict=True))), **arrays}
+
+
+def _arrays(found: Mapping[str, float | np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value, dtype=np.float64) for name, value in found.items()}
+
+
+def _of_all_shares(
+    local: Local, average: torch.Tensor, squares: list[torch.Tensor], of_nodes: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """On node 0, whose ranks know average, sums of squares and distances each of its own share: of all shares."""
+    squares = [local.all_reduce(each) for each in squares]
+    of_nodes[:, -1] = local.all_reduce(of_nodes[:, -1].square()).sqrt()
+    return torch.cat(list(local.all_gather(average)), dim=1), squares, of_nodes
 
 
 def _measure_average(problem: Problem, network: Network) -> dict[str, float]:
     """Each rank tests the average model on its part of the test set; the parts are added up."""
     if type(problem).measure_average is Problem.measure_average:
         return {}
-    node = network.node
+    node = network.node.world
     with network.average(problem.model, problem.recalibration()):
         parts = problem.measure_average(node.rank, node.size)
     totals = node.all_reduce(torch.tensor(list(parts.values()), dtype=torch.float64))
@@ -147,7 +182,7 @@ def _summed(
         squares[0] += share * (theta[:, part] - average).square().sum(-1, dtype=torch.float64).cpu()
         for total, error in zip(squares[1:], errors, strict=True):
             total += error.square().sum(-1, dtype=torch.float64).cpu()
-        if node.is_main:
+        if node.rank == 0:
             kept.append(average.cpu())
     of_nodes = node.gather(torch.cat([own, (squares[0][:1] / share).sqrt()]), dst=0)
     squares[0] = node.all_reduce(squares[0])

@@ -72,7 +72,7 @@ def find_commit(run: Path, iteration: int | None, say: Say) -> Commit | None:
 
 def of_average(commit: Commit, say: Say) -> Found:
     """The network average of a checkpoint: the file of it, or where there is none sum_i pi_i theta_i."""
-    words = f"the network average of {commit.world} nodes"
+    words = f"the network average of {commit.nodes} nodes"
     try:
         data = read_model(commit)
     except (DamagedError, FileNotFoundError) as error:
@@ -82,7 +82,7 @@ def of_average(commit: Commit, say: Say) -> Found:
         state, words = _averaged(commit), f"{words} (put together from their states)"
     else:
         state = parsed(data, str(commit.path / MODEL))
-    about = {**about_of(state), "iteration": commit.step, "nodes": commit.world, **_chosen(commit)}
+    about = {**about_of(state), "iteration": commit.step, "nodes": commit.nodes, **_chosen(commit)}
     return Found(with_about(state, about), words, f"model-{commit.step}", commit.step, _parameters(commit))
 
 
@@ -92,7 +92,7 @@ def of_node(commit: Commit, node: int) -> Found:
     if node not in members:
         have = f"the checkpoint of iteration {commit.step} has the nodes {_listed(members)}"
         raise ConfigError(f"--node={node}: no such node; {have}")
-    state = _state_of(commit, members.index(node))
+    state = _state_of(commit, members.index(node) * (commit.world // commit.nodes))  # its first rank's
     about = {"iteration": commit.step, "node": node, **_chosen(commit)}
     name = f"node-{node}-{commit.step}"
     return Found(with_about(state, about), f"the model of node {node}", name, commit.step, _parameters(commit))
@@ -175,7 +175,7 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 def _nodes(commit: Commit) -> int:
     """Of the whole network, of which some may be lost: 'world' is '4 nodes'."""
     word = commit.facts.get("world", "").partition(" ")[0]
-    return int(word) if word.isdecimal() and len(word) < 9 else commit.world
+    return int(word) if word.isdecimal() and len(word) < 9 else commit.nodes
 
 
 def _parameters(commit: Commit) -> int | None:

@@ -110,7 +110,7 @@ class RunGuard(Guard):
             raise ConfigError("on_peer_loss=continue: nccl cannot go on without a rank; use backend=gloo")
         settle_members(node, int(weights.size), lambda: last_commit(config), config.resume, log.info)
         # an error from here on is a failure of the run, told by its directory; before, it is bad input
-        self._noting.enter_context(noted(Path(str(config.run_dir)) / FOLDER / self._start, node.rank))
+        self._noting.enter_context(noted(Path(str(config.run_dir)) / FOLDER / self._start, node.world.rank))
 
     def run(self, session: Session, loop: Loop) -> Stopped | None:
         """Resume if asked to, then the loop, again after each loss of ranks; all ranks end it together: `ending.py`."""
@@ -190,7 +190,8 @@ class RunGuard(Guard):
         session.optimizer.drain()
         ending.average()
         self._chaos.phase("barrier")
-        node.barrier()  # a rank that is lost before it is lost for all others too; after it none of them trains on
+        # a rank that is lost before it is lost for all others too; after it none of them trains on
+        node.world.barrier()
         return ending.conclude(self._saver)
 
     def _regroup(self, session: Session) -> None:

@@ -58,7 +58,7 @@ def average_of(session: Session, iteration: int) -> ModelState | None:
         "iteration": iteration,
         "nodes": node.size,
         "strategy": session.config.strategy.name,
-        "parameters": session.optimizer.flat.values.numel(),
+        "parameters": session.optimizer.flat.whole.numel(),
     }
     with session.network.average(problem.model, problem.recalibration()) as model:
         found = state_of(model, about) if node.is_main else None
@@ -171,7 +171,7 @@ class Models:
             return
         node = session.node
         verdict = self._verdict(evaluation) if node.is_main and evaluation is not None else WORSE
-        verdict = int(node.all_reduce(torch.tensor(verdict)))
+        verdict = int(node.world.all_reduce(torch.tensor(verdict)))
         if verdict == MISSING:
             share_trouble(node, self._no_such(evaluation))
         if verdict != BETTER:

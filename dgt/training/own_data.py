@@ -56,6 +56,8 @@ def shard(
 ) -> torch.utils.data.Subset[Any]:
     """This node's part of a data set that every node has; all ranks call it, with the same arguments.
 
+    Of a node of several ranks each gets every k-th sample of the node's part.
+
     dataset     has a length and numbered samples
     network     the part's size is in proportion to this node's weight lambda_i
     partition   iid: parts drawn at random; dirichlet: with unequal labels; or a list of indices for every node
@@ -73,34 +75,47 @@ def shard(
     agree(node, {"samples": str(samples), "partition": what, "seed": str(seed), "beta": str(beta)})
     if not isinstance(partition, str):
         _check_parts(partition, samples, node.size)
-        return torch.utils.data.Subset(dataset, list(map(int, partition[node.rank])))
+        return torch.utils.data.Subset(dataset, _of_rank(partition, node))
     weights = node.all_gather(torch.tensor(network.weight, dtype=torch.float64)).cpu().numpy()
     sizes = shard_sizes(samples, weights)
     if partition == "iid":
         parts = iid_shards(sizes, seed)
     else:
         parts = dirichlet_shards(_labels(dataset, labels, samples), sizes, beta, seed)
-    return torch.utils.data.Subset(dataset, parts[node.rank].tolist())
+    return torch.utils.data.Subset(dataset, _of_rank(parts, node))
+
+
+def _of_rank(parts: Sequence[Any], node: Node) -> list[int]:
+    """This rank's share of its node's part."""
+    ranks = node.local.size
+    for number, part in enumerate(parts):
+        if len(part) < ranks:
+            raise SharedError(
+                f"partition: node {number} has {len(part)} samples for {ranks} ranks; every rank needs one"
+            )
+    return [int(sample) for sample in parts[node.rank][node.local.rank :: ranks]]
 
 
 def data_size_weights(dataset: Sized, node: Node) -> list[int]:
     """Weights for `dgt.Network` by which each node counts as much as it has samples; all ranks call it.
 
-    dataset   this node's own, or anything else with a length
+    dataset   this rank's own, or anything else with a length; those of a node's ranks are added up
     node      from `dgt.join()`
     """
-    return _sizes(dataset, node, "data_size_weights")
+    ranks = node.local.size
+    sizes = _sizes(dataset, node, "data_size_weights")
+    return [sum(sizes[first : first + ranks]) for first in range(0, len(sizes), ranks)]
 
 
 class ResumableLoader:
-    """This node's batches, epoch after epoch, and its place in them, which `dgt.Checkpoints` keeps; all ranks make it.
+    """This rank's batches, epoch after epoch, and its place in them, which `dgt.Checkpoints` keeps; all ranks make it.
 
-    dataset      this node's own
+    dataset      this rank's own
     node         from `dgt.join()`
-    batch_size   samples per batch
-    seed         the order depends on (seed, node, epoch) and nothing else
+    batch_size   samples per batch of this rank
+    seed         the order depends on (seed, rank, epoch) and nothing else
     shuffle      else in the order of the data set
-    by           longest: epochs of all nodes are as long as the largest data set, smaller ones are read more often;
+    by           longest: epochs of all ranks are as long as the largest data set, smaller ones are read more often;
                  shortest: as long as the smallest
     options      of torch's DataLoader, such as num_workers, collate_fn, pin_memory
 
@@ -122,8 +137,9 @@ class ResumableLoader:
         check_range("batch_size", batch_size, 1)
         sizes = _sizes(dataset, node, "ResumableLoader")  # type: ignore[arg-type]
         length = max(sizes) if by == "longest" else min(sizes)
-        self._batch, self._seed = batch_size, [seed, node.rank]
-        self._sampler = EpochSampler(sizes[node.rank], seed, node.rank, length, shuffle)
+        rank = node.world.rank
+        self._batch, self._seed = batch_size, [seed, rank]
+        self._sampler = EpochSampler(sizes[rank], seed, rank, length, shuffle)
         self._generator = torch.Generator()
         self._loader = torch.utils.data.DataLoader(
             dataset, batch_size, sampler=self._sampler, generator=self._generator, **options
@@ -131,7 +147,7 @@ class ResumableLoader:
         self.epoch, self.batches = 0, 0
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, the same number on all nodes."""
+        """Batches of a whole epoch, the same number on all ranks."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -160,9 +176,9 @@ class ResumableLoader:
 
 
 def _sizes(dataset: Sized, node: Node, what: str) -> list[int]:
-    """Of all nodes' data sets; raises the same error on all ranks if one is empty."""
-    with node.during(what):
-        sizes: list[int] = node.all_gather(len(dataset)).tolist()
+    """Of all ranks' data sets; raises the same error on all ranks if one is empty."""
+    with node.world.during(what):
+        sizes: list[int] = node.world.all_gather(len(dataset)).tolist()
     if 0 in sizes:
         raise SharedError(f"{what}: the data set of rank {sizes.index(0)} is empty; every node needs a sample")
     return sizes

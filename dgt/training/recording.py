@@ -30,12 +30,13 @@ def mixing_matrix_of(network: Network) -> scipy.sparse.csr_array | None:
 
 def environment(node: Node, config: Config) -> dict[str, Any] | None:
     """Versions, hosts and devices of this run, on rank 0; None elsewhere. All ranks call it."""
-    hosts = node.gather(torch.tensor(host_number()), dst=0)
+    hosts = node.world.gather(torch.tensor(host_number()), dst=0)
     if hosts is None:
         return None
     device = torch.cuda.get_device_name(node.device) if node.device.type == "cuda" else node.device.type
     return versions() | {
-        "ranks": node.size,
+        "ranks": node.world.size,
+        "ranks_per_node": node.local.size,
         "hosts": len(set(hosts.tolist())),
         "launcher": "dgt" if node.launcher_notes is not None else node.placement.launcher,
         "backend": node.backend,

@@ -133,6 +133,7 @@ class Session:
         graph = graph if isinstance(graph, Schedule) else union
         return {
             "world": f"{weights.size} nodes",
+            "ranks_per_node": str(self.node.local.size),
             **network_facts(graph, weights, self.config.strategy.name, self.config.laziness),
             **facts,
             "model": self.optimizer.flat.layout(),
@@ -197,7 +198,8 @@ class IntervalLoss:
 
     def keep_if_all_have(self, node: Node) -> None:
         """Ranks that were at different points of a step go on from one: an evaluation takes all losses, or none."""
-        if int(node.all_reduce(torch.tensor([bool(self.mean())], dtype=torch.int64))) < node.size:
+        everybody = node.world
+        if int(everybody.all_reduce(torch.tensor([bool(self.mean())], dtype=torch.int64))) < everybody.size:
             self.losses, self._evaluated = [], []
 
 

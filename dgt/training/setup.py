@@ -22,12 +22,13 @@ from dgt.network.weights import Weights
 from dgt.problems import Problem
 from dgt.processes.agreement import together
 from dgt.processes.environment import cache_dir, host_number
-from dgt.processes.join import choose_device_and_backend
+from dgt.processes.join import change_number
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
 from dgt.training.checkpoints.state import seed_generators
 
 DEFAULT_NODES = 16
+STREAMS = 10**8  # of random numbers, more than there may be nodes
 log = logging.getLogger(__name__)
 
 
@@ -39,19 +40,37 @@ def network_of(config: Config, placement: Placement, *, as_drawn: bool = False) 
     `as_drawn` leaves out `topology.optimize`, which takes its time, for those who only check or want the weights.
     """
     config.check_targets()
-    launched = placement.size if placement.launcher != "alone" else None
+    launched = _nodes_of(placement, config.ranks_per_node) if placement.launcher != "alone" else None
     by_data = config.weights.name == "data_size"
     shards = len(config.problem.values.get("sizes") or []) if by_data and config.problem.target is None else 0
     nodes = config.nodes or weights.own_length(config.weights) or shards or launched or DEFAULT_NODES
     node_weights = weights.from_config(config.weights, nodes, problems.data_sizes(config, nodes) if by_data else None)
     may_be_left = config.resume != "none" and not config.warm_start and launched is not None and launched < nodes
     if launched is not None and launched != nodes and not may_be_left:
-        raise ConfigError(f"world size {launched}: this network has {nodes} nodes; start {nodes} ranks, one per node")
+        words = world_in_words(launched, config.ranks_per_node)
+        raise ConfigError(f"{words}: this network has {nodes} nodes; start {in_ranks(nodes, config.ranks_per_node)}")
     topology = topologies.as_drawn(config.topology) if as_drawn else config.topology
     graph = schedules.from_config(topology, node_weights)
     if isinstance(graph, Schedule):
         check_schedule(config.algorithm.kind, graph.rounds, {"wire": config.wire, "bucket_mb": config.bucket_mb})
     return node_weights, graph
+
+
+def world_in_words(nodes: int, ranks: int) -> str:
+    """How many ranks there are, for errors."""
+    return f"world size {nodes}" if ranks == 1 else f"world size {nodes * ranks}, {nodes} nodes of {ranks} ranks"
+
+
+def in_ranks(nodes: int, ranks: int) -> str:
+    """How many ranks to start."""
+    return f"{nodes} ranks, one per node" if ranks == 1 else f"{nodes * ranks} ranks, {ranks} per node"
+
+
+def _nodes_of(placement: Placement, ranks: int) -> int:
+    """How many nodes of so many ranks a launcher has started."""
+    if placement.size % ranks:
+        raise ConfigError(f"ranks_per_node={ranks}: {placement.size} ranks are no multiple of it")
+    return placement.size // ranks
 
 
 def final_graph(config: Config, node: Node, weights: Weights, drawn: Topology) -> Topology:
@@ -66,7 +85,7 @@ def final_graph(config: Config, node: Node, weights: Weights, drawn: Topology) -
     if node.is_main:
         edges += torch.from_numpy(edge_array(graphs.from_config(config.topology, weights)))
     graph = nx.empty_graph(weights.size)
-    graph.add_edges_from(node.all_reduce(edges).tolist())
+    graph.add_edges_from(node.world.all_reduce(edges).tolist())
     return graph
 
 
@@ -86,10 +105,9 @@ def place_ranks(config: Config, node: Node, weights: Weights, graph: Topology) -
         between = f"{len(set(host_of_rank))} hosts, {before} without it"
         log.info("placement=graph: %d of %d edges run between %s", after, here.number_of_edges(), between)
         node_of_rank += torch.tensor(placed)
-    places = node.all_reduce(node_of_rank).tolist()
+    places = node.world.all_reduce(node_of_rank).tolist()
     if places != list(range(node.size)):
-        node.change_rank(places[node.rank])
-        choose_device_and_backend(node, node.backend, node.device.type)
+        change_number(node, places[node.rank])
 
 
 def connect(config: Config, node: Node, weights: Weights, graph: Topology) -> Network:
@@ -116,7 +134,8 @@ def make_problem(config: Config, node: Node, weights: Weights, seeds: Sequence[i
     """This node's data, model and loss; the models of all nodes start alike. All ranks call it."""
 
     def make() -> Problem:
-        problem = problems.from_config(config, weights, node.name, seeds, node.device, cache_dir())
+        part = node.local.rank, node.local.size
+        problem = problems.from_config(config, weights, node.name, seeds, node.device, cache_dir(), part)
         if config.precision == "bf16" and node.device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise ConfigError("precision=bf16: this GPU does not compute in bfloat16; leave it out")
         if config.bucket_mb and not problem.uses_autograd:
@@ -129,5 +148,6 @@ def make_problem(config: Config, node: Node, weights: Weights, seeds: Sequence[i
     problem = together(node, make)
     if node.size != weights.size:
         problem.go_on_with(node.members, among(nx.empty_graph(weights.size), weights, node.members)[1])
-    seed_generators(seeds[0], node.name + 1)  # dropout and the like differ between nodes
+    # dropout and the like differ between nodes, and between the ranks of a node
+    seed_generators(seeds[0], node.name + 1 + node.local.rank * STREAMS)
     return problem

@@ -229,13 +229,14 @@ class Rehearsal:
         return math.fsum(late) / len(late)
 
     def _mean(self, loss: float) -> float:
-        share = self._session.network.weight / self._session.node.size
-        return float(self._session.node.all_reduce(torch.tensor(share * loss, dtype=torch.float64)))
+        everybody = self._session.node.world
+        share = self._session.network.weight / everybody.size
+        return float(everybody.all_reduce(torch.tensor(share * loss, dtype=torch.float64)))
 
     def _evaluated(self) -> float:
         found = evaluate(self._session.problem, self._session.optimizer)
         mine = 0.0 if found is None else float(found.metrics[GRADIENT.metric][0])
-        return float(self._session.node.all_reduce(torch.tensor(mine, dtype=torch.float64)))
+        return float(self._session.node.world.all_reduce(torch.tensor(mine, dtype=torch.float64)))
 
     def close(self) -> None:
         """The ranks part as at the end of a run."""

@@ -61,11 +61,11 @@ class Stepping:
         """After backward: g <- g min(1, clip / |g|), the norm over all parameters; of stacked seeds, of each seed."""
         if self._clip is None:
             return
-        parameters = self._optimizer.flat.parameters
         if self._copies == 1:
-            torch.nn.utils.clip_grad_norm_(parameters, self._clip)
+            self._optimizer.clip_grad_norm_(self._clip)
         else:
-            clip_each([parameter.grad for parameter in parameters], self._clip, self._copies)
+            gradients = [parameter.grad for parameter in self._optimizer.flat.parameters]
+            clip_each(gradients, self._clip, self._copies)
 
 
 def clip_each(gradients: list[torch.Tensor | None], most: float, copies: int) -> None:

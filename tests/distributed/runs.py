@@ -48,7 +48,7 @@ def train(run_dir: Path, *overrides: str) -> None:
     config = configured(run_dir, *overrides)
     nodes = len(config.weights.values or []) or config.nodes
     assert nodes is not None
-    start_ranks(job_of(config), nodes, JoinOptions.from_config(config))
+    start_ranks(job_of(config), nodes * config.ranks_per_node, JoinOptions.from_config(config))
 
 
 def job_of(config: Config) -> TrainJob:

@@ -78,6 +78,8 @@ PRINTED = {
     "large_data.py": r"steps 120, share of node 0 in the average 0\.10\n",
     "stateful.py": r"steps 0 to 16\n",
     "compiled_ema.py": r"loss of the smoothed average: 0\.[01]\d*\n",
+    "host_is_a_node.py": r"every node's bias: \[0\.7\d?, 0\.7\d?\]\n",
+    "fsdp_in_node.py": r"every rank's answer to 0: \[0\.[78], 0\.[78], 0\.[78], 0\.[78]\]\n",
     "optimizers.py": r"(.*: (4\.000|3\.999), the weighted optimum is 4\.000\n){3}",
     "exact_diffusion.py": r"(.*: 2\.0000 with \d+\.\d MB\n){3}",
     "faster.py": r"loss: 0\.\d+ sent: \d+ bytes\n",

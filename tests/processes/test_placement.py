@@ -2,8 +2,8 @@
 
 import pytest
 
-from dgt.errors import ConfigError
-from dgt.processes import environment
+from dgt.errors import ConfigError, SharedError
+from dgt.processes import environment, grouping
 from dgt.processes.placement import (  # fmt: skip
     Placement,
     choose_backend,
@@ -12,6 +12,7 @@ from dgt.processes.placement import (  # fmt: skip
     explain_backend,
     first_host,
     own_slice,
+    ranks_of_host,
     refuse_missing_gpu,
     slurm_rendezvous,
     threads_per_rank,
@@ -232,3 +233,23 @@ def test_ranks_share_the_cores_that_they_may_use(
 ) -> None:
     where = Placement(launcher, 0, ranks, 0, ranks)
     assert threads_per_rank(where, usable, cores) == threads
+
+
+@pytest.mark.parametrize(
+    ("launcher", "local_size", "gpus", "ranks"),
+    [("alone", 1, 8, 8), ("alone", 1, 0, 1), ("torchrun", 8, 8, 8), ("srun", 8, 1, 8), ("srun", 4, 8, 4),
+     ("torchrun", 16, 8, 8), ("srun", 4, 0, 1)],
+)  # fmt: skip
+def test_auto_is_as_many_ranks_per_node_as_a_host_has_gpus(
+    launcher: str, local_size: int, gpus: int, ranks: int
+) -> None:
+    assert ranks_of_host(Placement(launcher, 0, 32, 0, local_size), gpus) == ranks
+
+
+def test_the_ranks_of_a_host_are_put_together() -> None:
+    assert grouping.ranks_by_host([7, 5, 7, 5], 2) == [0, 2, 1, 3]
+    assert grouping.number_of_ranks("auto", [7, 5, 7, 5], [1, 2, 3, 4]) == 2
+    assert grouping.number_of_ranks("auto", [7, 7], [0, 0]) == 1
+    assert grouping.number_of_ranks("auto", [7, 7, 7, 7], [1, 2, 1, 2]) == 2, "two GPUs, shared"
+    with pytest.raises(SharedError, match="hosts use 1 and 2 GPUs; give a number"):
+        grouping.number_of_ranks("auto", [7, 7, 5], [1, 2, 3])

@@ -111,7 +111,7 @@ class StreamBucket:
             self._pieces = optimizer.flat.stretches(part)
             rooms = self._vectors | {message.name: stream.buffer for message, stream in self._named_streams()}
             self._scratch = rooms.get(optimizer.gradient_room, like) if optimizer.gradient_room else like.clone()
-            self._gradients = optimizer.flat.views_of(self._scratch, part)
+            self._gradients = optimizer.flat.gradient_rooms(self._scratch, part)
         else:
             self._pieces = optimizer.flat.pieces(PIECE, part)
             self._scratch = torch.empty(min(PIECE, like.numel()), dtype=like.dtype)
@@ -283,5 +283,6 @@ def _stream(
     if wire == "full":
         return Stream(network, transport, message.kind, like, inboxes, after)
     on_gpus, every = network.node.backend == "nccl" and like.is_cuda, optimizer.local_steps
-    narrow = codec(wire, like, message.kind, network.node.rank, part.start, room, on_gpus)
+    first = optimizer.flat.start + part.start
+    narrow = codec(wire, like, message.kind, network.node.rank, first, room, on_gpus)
     return CompressedStream(network, transport, message.kind, like, inboxes, narrow, every, after, room)

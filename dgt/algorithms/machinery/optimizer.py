@@ -22,8 +22,8 @@ from dgt.config.checks import check_choice, check_range
 from dgt.config.schema import LAZINESS
 from dgt.config.settings import meanings
 from dgt.errors import ConfigError, TrainingError
-from dgt.exchange.flat import FlatParameters
 from dgt.exchange.network import Network
+from dgt.exchange.shares import SharedParameters, flat_parameters
 from dgt.network.mixing import check_own_weights
 from dgt.processes import wrappers
 from dgt.processes.agreement import agree, together
@@ -67,6 +67,15 @@ def check_schedule(algorithm: type[DecentralizedOptimizer], rounds: int, given: 
         raise ConfigError(
             f"bucket_mb={given['bucket_mb']:g}: not with {rounds} rounds per step, of which each needs the one before; "
             "leave it at 0"
+        )
+
+
+def check_ranks_per_node(ranks: int, bucket_mb: float) -> None:
+    """Raise `ConfigError` for what works with one rank per node only."""
+    if ranks > 1 and bucket_mb:
+        raise ConfigError(
+            f"bucket_mb={bucket_mb:g}: not with ranks_per_node={ranks}, whose ranks add up their gradients after "
+            "backward; leave it at 0"
         )
 
 
@@ -128,15 +137,20 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         check_traffic(type(self), traffic)
         if network.schedule is not None:
             check_schedule(type(self), network.schedule.rounds, traffic)
+        check_ranks_per_node(network.node.local.size, bucket_mb)
         self.settings = self.Settings(**settings)
         super().__init__(parameters, self._group_defaults(lr, weight_decay))
         self._check_groups()
         groups = [group["params"] for group in self.param_groups]
-        self._wrappers = wrappers.refuse([parameter for group in groups for parameter in group])
+        everyone = [parameter for group in groups for parameter in group]
+        local = network.node.local
+        self._has_mates = local.size > 1
+        of_fsdp = local.size > 1 and wrappers.are_shards(everyone, local.world_ranks)
+        self._wrappers = wrappers.made if of_fsdp else wrappers.refuse(everyone)
         self.network = network
         self.transport = network.open_transport()
         names = [name for group in self.param_groups for name in group.get("param_names", ())]
-        self.flat = FlatParameters(groups, names)
+        self.flat = flat_parameters(groups, names, network.node.local, network.transport)
         uses_descent = isinstance(self.settings, Descent) and self.base is None
         self.has_momentum = uses_descent and any(group["momentum"] for group in self.param_groups)
         self.flat.let_go = self._let_go
@@ -204,10 +218,10 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
             with torch.enable_grad():
                 loss = closure()
         self.begin_step()
-        self._announce()
         evidence = self.transport.evidence
         if self.found_inf is not None:
-            self.stays_out = not unscaled(self, self.flat.parameters)
+            self.stays_out = self.network.node.local.any(not unscaled(self, self.flat.parameters))
+        self._announce()
         # no_grad is for the updates to enter, where they need it: it takes as long as a small model's arithmetic
         self.update()
         self.flat.write_parameters()
@@ -262,10 +276,14 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         )
 
     def _announce(self) -> None:
-        """Send a request that came to this rank, to stop or to save, for the step at which it has reached all ranks."""
+        """Send a request that came to this node, to stop or to save, for the step at which it has reached all ranks."""
         notices = self.network.node.notices
-        if notices.stop_asked or notices.save_asked:
-            notices.announce(self.iteration + self.notice_steps)
+        if self._has_mates:  # all ranks of a node announce what one of them was asked, at once
+            stop, save = self.flat.reduce_gradients(notices)
+            notices.announce(self.iteration + self.notice_steps, stop, save)
+        elif notices.stop_asked or notices.save_asked:
+            notices.announce(self.iteration + self.notice_steps, bool(notices.stop_asked), notices.save_asked)
+            notices.save_asked = False
 
     @property
     def notice_steps(self) -> int:
@@ -424,6 +442,16 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
                 f"node {self.network.node.name}: {what} is not finite at iteration {self.iteration}, nothing of it was "
                 "sent; a smaller lr may help, if the data is sound"
             )
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the node's gradient down to this norm, after backward; returns the norm it had.
+
+        As `torch.nn.utils.clip_grad_norm_`, which with several ranks per node would see one rank's share of the batch.
+        """
+        if not isinstance(self.flat, SharedParameters):
+            return torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], max_norm)
+        self.flat.reduce_gradients(self.network.node.notices)
+        return self.flat.clip_gradient(max_norm)
 
     def tracking_error(self) -> torch.Tensor | None:
         """pi_i (y_i - G_i g_i) [parameters], or what else sums to zero over the nodes; None without a tracker."""

@@ -69,10 +69,7 @@ class SmallBucket:
             self._gradient[:] = optimizer.idle_gradient(self._views[0])
             return self._gradient
         try:
-            if not flat.is_in_order:
-                raise TypeError("gradients are laid out as their parameters")
-            parts = [parameter.grad.numpy().reshape(-1) for parameter in flat.parameters]  # type: ignore[union-attr]
-            np.concatenate(parts, out=self._gradient)
+            np.concatenate(flat.gradient_arrays(), out=self._gradient)
         except (AttributeError, TypeError):  # one has no gradient, or a sparse one, or another order in memory
             flat.gather_gradients(torch.from_numpy(self._gradient))
         for group, part in zip(optimizer.param_groups, flat.slices, strict=True):

@@ -17,6 +17,7 @@ from dgt.exchange import shared
 from dgt.exchange.network import Network
 from dgt.network import graphs, schedules
 from dgt.network.schedules import Topology
+from dgt.processes.join import divide_in_order
 from dgt.processes.node import Node
 
 BUCKET_MB = 1.0
@@ -50,6 +51,11 @@ class Bench:
         """Gradient tracking with these options of the optimizer."""
         return Tracking(self.work, self.network(graph, transport=transport or self.config.transport), **options)
 
+    def pairs(self) -> Variant:
+        """Gradient tracking on a ring of nodes of two ranks each."""
+        node = self.node.scopes[0] if self.node.scopes else divide_in_order(self.node, 2)
+        return Tracking(self.work, Network(node, graphs.ring(node.size), [1.0] * node.size))
+
     def exact_diffusion(self, form: str = "diffusion", wire: str = "full") -> Variant:
         """Exact diffusion in this form."""
         network = self.network(transport=self.config.transport, laziness=ExactDiffusion.usual_laziness)
@@ -81,6 +87,10 @@ class Entry:
 def _without_shared_memory(node: Node) -> str:
     possible = node.device.type == "cpu" and shared.available()
     return "" if possible else "it needs parameters in memory that ranks can share (Linux on x86-64, CPU)"
+
+
+def _without_pairs(node: Node) -> str:
+    return "it needs an even number of ranks" if node.size % 2 else ""
 
 
 def _without_naive(node: Node) -> str:
@@ -128,6 +138,8 @@ VARIANTS = {
                          lambda b: b.tracking(local_steps=b.config.local_steps), NEIGHBOURS + "; " + EVERY),
     "exponential": Entry("dgt on an exponential graph, whatever the topology",
                          lambda b: b.tracking(graph=graphs.exponential(b.node.size)), NEIGHBOURS, on_demand=True),
+    "pairs": Entry("dgt, nodes of two ranks each on a ring (ranks_per_node=2)", lambda b: b.pairs(),
+                   NEIGHBOURS, True, _without_pairs),
     "exact_diffusion": Entry("exact diffusion: one vector per exchange",
                              lambda b: b.exact_diffusion(), NEIGHBOURS, True),
     "extra": Entry("its EXTRA form, whose message travels during forward and backward",

@@ -40,6 +40,7 @@ from dgt.training.checkpoints import untrusted
 from dgt.training.checkpoints.state import Tree, copied, mismatch, on_this_device
 
 FORMAT = 1
+RANKS_PER_NODE = "ranks_per_node"  # a fact
 LOOK_SECONDS = 0.02
 SECOND_LOOK = 1.0  # seconds until what looks damaged is read again
 
@@ -58,6 +59,12 @@ class Commit:
     time: float
     model: dict[str, Any] | None = None
     """Checksum and size of the average model; checkpoints of earlier versions have none."""
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes are in it: a file per rank, of which a node may have several."""
+        ranks = self.facts.get(RANKS_PER_NODE, "1")
+        return self.world // int(ranks) if ranks.isdecimal() and 0 < int(ranks[:9]) <= self.world else self.world
 
 
 class Writer:

@@ -25,6 +25,7 @@ from dgt.exchange.network import Network
 from dgt.processes.agreement import broadcast_text
 from dgt.runs.folders import MARKER
 from dgt.runs.holding import hold
+from dgt.training.checkpoints.files import RANKS_PER_NODE
 from dgt.training.checkpoints.finding import find, once_committed
 from dgt.training.checkpoints.saving import Saver, compare, load
 from dgt.training.checkpoints.state import Tree, random_state, restore_random_state
@@ -76,7 +77,7 @@ class Checkpoints:
         """Load the last complete checkpoint on all ranks; returns its step, 0 if there is none."""
 
         def use(commit: Any) -> str:
-            other = commit.world != self.node.size
+            other = commit.world != self.node.world.size
             hint = f"; a run goes on with as many ranks as it was saved by: {commit.world}" if other else ""
             compare(self, commit, "auto", self._say, hint=hint)
             return load(self, commit, self._say)
@@ -102,7 +103,11 @@ class Checkpoints:
 
     def facts(self) -> dict[str, str]:
         """What must be the same in a run that continues this one."""
-        world = {"world": f"{self.node.size} nodes", "parts": ", ".join(self._parts)}
+        world = {
+            "world": f"{self.node.size} nodes",
+            RANKS_PER_NODE: str(self.node.local.size),
+            "parts": ", ".join(self._parts),
+        }
         return world | self.network.facts | {"model": self._optimizer.flat.layout()}
 
     def state(self) -> Tree:

@@ -20,13 +20,14 @@ from dgt.training.checkpoints.files import Commit
 from dgt.training.checkpoints.finding import Say, read_by_all
 from dgt.training.checkpoints.state import Tree, copied, seed_generators
 from dgt.training.session import MEMBERS, Session
+from dgt.training.setup import in_ranks, world_in_words
 
 
 def members_of(commit: Commit, nodes: int) -> list[int]:
     """The nodes that a checkpoint of a network of so many nodes has; all of them unless it says otherwise."""
     text = commit.facts.get(MEMBERS)
     members = list(range(nodes)) if text is None else [int(word) for word in text.split() if word.isdecimal()]
-    if members != sorted(set(members)) or not set(members) <= set(range(nodes)) or len(members) != commit.world:
+    if members != sorted(set(members)) or not set(members) <= set(range(nodes)) or len(members) != commit.nodes:
         raise ConfigError(
             f"checkpoint {commit.path.name}: it has {commit.world} files for the nodes {text or members} of {nodes}"
         )
@@ -42,20 +43,25 @@ def settle_members(node: Node, nodes: int, last: Callable[[], Commit | None], na
         return
 
     def look() -> str:
-        return " ".join(map(str, _left(node.size, nodes, last()))) if node.is_main else ""
+        return " ".join(map(str, _left(node, nodes, last()))) if node.is_main else ""
 
     members, _ = read_by_all(node, look, f"resume={name}", say)
     node.members = [int(word) for word in broadcast_text(node, members or "").split()]
 
 
-def _left(ranks: int, nodes: int, last: Commit | None) -> list[int]:
-    words = f"world size {ranks}: this network has {nodes} nodes"
+def _left(node: Node, nodes: int, last: Commit | None) -> list[int]:
+    ranks = node.local.size
+    words = f"{world_in_words(node.size, ranks)}: this network has {nodes} nodes"
     if last is None:
-        raise ConfigError(f"{words}; start {nodes} ranks, one per node")
+        raise ConfigError(f"{words}; start {in_ranks(nodes, ranks)}")
     members = members_of(last, nodes)
-    if len(members) != ranks:
-        left = f", or {len(members)} to go on with the nodes of the last checkpoint" if len(members) < nodes else ""
-        raise ConfigError(f"{words}; start {nodes} ranks, one per node{left}")
+    if len(members) != node.size:
+        left = (
+            f", or {len(members) * ranks} to go on with the nodes of the last checkpoint"
+            if len(members) < nodes
+            else ""
+        )
+        raise ConfigError(f"{words}; start {in_ranks(nodes, ranks)}{left}")
     return members
 
 
@@ -76,7 +82,7 @@ def rejoin(session: Session, commit: Commit, there: Sequence[int], say: Say) -> 
     def read() -> Tree:
         if node.name not in there:
             return average_model(commit, template["model"])
-        data = checkpoint.read_rank(commit, there.index(node.name))
+        data = checkpoint.read_rank(commit, there.index(node.name) * node.local.size + node.local.rank)
         return Tree(checkpoint.parse(data, template, str(commit.path)))
 
     state, damage = read_by_all(node, read, f"checkpoint {commit.path}", say)
@@ -87,7 +93,8 @@ def rejoin(session: Session, commit: Commit, there: Sequence[int], say: Say) -> 
     else:
         session.problem.model.load_state_dict(state)
         session.optimizer.flat.follow()
-        seed_generators(session.seeds[0], commit.step * node.size + node.name + 1)  # not those of its first start again
+        stream = commit.step * node.world.size + node.name * node.local.size + node.local.rank + 1
+        seed_generators(session.seeds[0], stream)  # not those of its first start again
     session.optimizer.iteration = commit.step
     back = [name for name in node.members if name not in there]
     many = len(back) > 1

@@ -33,7 +33,7 @@ SAVED, UNSAVED = "saved", "not saved"
 BEFORE = {
     "schedule": "constant", "clip": "None", "precision": "full", "algorithm.momentum": "0.0",
     "algorithm.nesterov": "False", "algorithm.base": "None", "algorithm.base_options": "None",
-    "algorithm.base_form": "mixed",
+    "algorithm.base_form": "mixed", checkpoint.RANKS_PER_NODE: "1",
 }  # fmt: skip
 
 
@@ -66,14 +66,14 @@ class Saver:
     ) -> None:
         node = subject.node
         self._say, self._guard = say, guard  # raises where nothing may be saved any more
-        self._subject, self._settings, self._members = subject, settings, list(node.members)
+        self._subject, self._settings, self._members = subject, settings, list(node.world.members)
         self._since, self._asked = time.monotonic(), 0
         self.writer = Writer(
             directory,
-            node.rank,
-            node.size,
+            node.world.rank,
+            node.world.size,
             broadcast_text(node, secrets.token_hex(4), 8),
-            subject.network.average_weight,
+            subject.network.average_weight / node.local.size,
             subject.facts() | environment(node) | dict(further or {}),
             settings.keep_last,
             settings.keep_every,
@@ -193,8 +193,8 @@ def resume(session: Session, say: Say) -> tuple[int, Path | None]:
         return 0, None
 
     def use(commit: Commit) -> str:
-        some = MEMBERS in commit.facts and commit.world == session.node.size and session.is_whole
-        hint = f"; nodes=COUNT says of how many nodes these {commit.world} are left" if some else ""
+        some = MEMBERS in commit.facts and commit.nodes == session.node.size and session.is_whole
+        hint = f"; nodes=COUNT says of how many nodes these {commit.nodes} are left" if some else ""
         compare(session, commit, config.resume, say, ("model",) if warm else None, hint)
         if warm:
             return _warm_start(session, commit, say)
@@ -232,7 +232,7 @@ def compare(
 def load(subject: Subject, commit: Commit, say: Say) -> str:
     """Every rank its own file; says what is wrong with one, if anything is."""
     node, where = subject.node, f"checkpoint {commit.path}"
-    data, damage = read_by_all(node, lambda: checkpoint.read_rank(commit, node.rank), where, say)
+    data, damage = read_by_all(node, lambda: checkpoint.read_rank(commit, node.world.rank), where, say)
     if data is None or damage:
         return damage
     subject.load(together(node, lambda: checkpoint.parse(data, copied(subject.state()), str(commit.path))))
@@ -251,8 +251,8 @@ def _warm_start(session: Session, commit: Commit, say: Say) -> str:
     with torch.no_grad():
         for name, tensor in own.items():
             value = average[name] if average is not None else torch.zeros_like(tensor, device="cpu")
-            tensor.copy_(node.all_reduce(value))
+            tensor.copy_(node.world.all_reduce(value))
     session.optimizer.flat.follow()
-    said = f"{commit.world} nodes there, {node.size} here"
+    said = f"{commit.nodes} nodes there, {node.size} here"
     say(f"warm start from the average model of iteration {commit.step} ({said}); trackers start anew on all nodes")
     return ""
