@@ -24,12 +24,12 @@ REFUSED = {
     "simulate": {"seeds": _ONE_SEED},
     "compare": {
         **dict.fromkeys(("strategy", "seed"), "dgt compare runs both strategies and seeds=COUNT; leave it out"),
-        **dict.fromkeys(("warm_start", "checkpoint", "on_peer_loss", "chaos"), _FROM_START),
+        **dict.fromkeys(("warm_start", "checkpoint", "on_peer_loss", "replace", "chaos"), _FROM_START),
         "stop": _AS_LONG,
     },
 }
 FOR_RANKS = ("timeout", "backend", "transport", "overlap", "crc")  # none of them changes a number
-FOR_ONE_RUN = ("seed", "warm_start", "checkpoint", "on_peer_loss", "chaos")
+FOR_ONE_RUN = ("seed", "warm_start", "checkpoint", "on_peer_loss", "replace", "chaos")
 
 
 def refuse(command: str, overrides: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from dgt.config.sections import (
     DEFAULT_WEIGHTS,
     ChaosConfig,
     CheckpointConfig,
+    ReplaceConfig,
     StopConfig,
     StrategyConfig,
     WeightsConfig,
@@ -32,7 +33,7 @@ WIRES = ("full", "bfloat16", "float16", "int8", "int4")
 DTYPES = ("auto", "float64", "float32")
 PRECISIONS = ("full", "bf16", "fp16")
 PLACEMENTS = ("none", "graph")
-ON_PEER_LOSS = ("stop", "continue")
+ON_PEER_LOSS = ("stop", "continue", "replace")
 MACHINERY = {"wire": "full", "local_steps": 1, "bucket_mb": 0, "overlap": True}
 """What the exchange can do for an algorithm that `supports` it, and the values that ask for nothing."""
 AUTO = "auto"
@@ -114,9 +115,11 @@ class Config:
     )
     on_peer_loss: str = setting(
         "stop",
-        "stop when a rank is lost, or continue with the others (on this host, or under srun)",
+        "stop when a rank is lost; continue with the others (on this host, or under srun); or replace it: continue, "
+        "and start it again (on this host)",
         choices=ON_PEER_LOSS,
     )
+    replace: ReplaceConfig = field(default_factory=ReplaceConfig)
     resume: str = setting(
         "none", "none, auto (the last checkpoint in run_dir, if any), or a run or checkpoint directory"
     )

@@ -65,6 +65,17 @@ class CheckpointConfig:
         check_settings(self, "checkpoint.")
 
 
+@dataclass(slots=True, kw_only=True)
+class ReplaceConfig:
+    """With on_peer_loss=replace: how lost ranks are started again."""
+
+    most: int = setting(10, "how often a rank is started again", low=0)
+    pause: float = setting(0.5, "seconds before that; twice as many before each further time", low=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self, "replace.")
+
+
 _RULE = re.compile(r"\s*(\w+)\s*(?:([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*)?")
 
 

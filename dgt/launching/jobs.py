@@ -25,12 +25,17 @@ class JoinOptions:
     timeout: float = 60.0
     tolerates_loss: bool = False
     """Whether the other ranks may go on when one is lost."""
+    replace_most: int = 0
+    """How often a lost rank is started again."""
+    replace_pause: float = 0.0
+    """Seconds before the first time; twice as many before each further one."""
 
     @classmethod
     def from_config(cls, config: Config) -> JoinOptions:
         small = problems.class_of(config).is_small  # it uses a GPU only if the user asks for one
         device = "cpu" if config.device == "auto" and small else config.device
-        return cls(config.backend, device, config.timeout, config.on_peer_loss == "continue")
+        most = config.replace.most if config.on_peer_loss == "replace" else 0
+        return cls(config.backend, device, config.timeout, config.on_peer_loss != "stop", most, config.replace.pause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,11 @@ def prepared(
         direction(config.checkpoint.best)
     if config.chaos.rank is not None:
         check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
+    if config.on_peer_loss == "replace" and here.launcher != "alone":
+        raise ConfigError(
+            f"on_peer_loss=replace: {here.launcher} does not start a lost rank again; use dgt train alone, which does "
+            "on one host, or torchrun --max-restarts with resume=auto, or on_peer_loss=continue under srun"
+        )
     if config.on_peer_loss == "continue" and here.launcher == "torchrun":
         raise ConfigError(
             "on_peer_loss=continue: torchrun ends all ranks when one is lost; on_peer_loss=stop there (it may change "

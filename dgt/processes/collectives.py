@@ -119,7 +119,7 @@ def compare_headers(node: Node, call: str, raw: torch.Tensor | None = None) -> t
 def _wait(node: Node, work: dist.Work) -> None:
     """Wait for an operation of gloo; raise if a rank that has left the network is needed to complete it."""
     while not is_complete(work):
-        left = peer_status.find_departure(node.store, node.members)
+        left = peer_status.find_departure(node.store, node.generation)
         if left is not None and left.calls < node.calls:
             where = f"in a call of all ranks after {node.steps} steps"
             raise TrainingError(has_left(node.name, f"node {left.name}", left.steps, where))
@@ -155,7 +155,7 @@ def peer_errors(node: Node, call: str) -> Iterator[None]:
 def other_positions(node: Node, position: Position, others: Sequence[int], missing: Absence) -> str:
     """'; node 1 waited in ..., node 0 in ...', where `others` were when they gave up; empty if none was elsewhere."""
     seconds = 1.0 if missing.timed_out else 0.0  # after a timeout the others time out at about the same moment
-    found = peer_status.exchange_positions(node.store, node.members, node.name, position, others, seconds)
+    found = peer_status.exchange_positions(node.store, node.generation, node.name, position, others, seconds)
     # ranks in different steps are no mistake: each of them waits for the messages of a rank that is missing
     different = {
         name: theirs.text

@@ -32,7 +32,7 @@ def _wait_for_all(node: Node) -> None:
     raises an error that says so."""
     import torch.distributed as dist
 
-    peer_status.publish_departure(node.store, node.members, Departure(node.name, node.steps, node.calls))
+    peer_status.publish_departure(node.store, node.generation, Departure(node.name, node.steps, node.calls))
     for sign in node.life_signs:
         sign.leave(node.steps)
     header = call_header.pack("leaving `with dgt.join()`", f" after {node.steps} steps")

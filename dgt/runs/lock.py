@@ -125,9 +125,9 @@ class RunLock:
         if self._thread is not None:
             self._stop.set()
             self._thread.join(BEAT)
-            self._thread = None
             if self._lost_to is None:
                 _remove(self.path)
+            self._thread, self._stop, self._lost_to = None, threading.Event(), None  # it may be held again later
 
     def check(self) -> None:
         """Raise if the directory was lost, as after a pause that was taken for death: two must not write there."""
@@ -173,7 +173,8 @@ class RunLock:
         write(self.path, json.dumps(asdict(_self(self.run, self._since)) | {"held": held}) + "\n")
 
     def _beat(self) -> None:
-        while not self._stop.wait(BEAT):
+        stop = self._stop
+        while not stop.wait(BEAT):
             self._show_life()
 
     def _was_silent(self) -> bool:

@@ -35,11 +35,11 @@ class Chaos:
     def __init__(self, config: Config, node: Node) -> None:
         self._settings, self._node = config.chaos, node
         draw = random.Random(config.chaos.seed)
-        rank, iteration = draw.randrange(node.size), draw.randrange(1, max(2, config.iterations))
+        rank, iteration = draw.randrange(node.nodes), draw.randrange(1, max(2, config.iterations))
         if config.chaos.phase in COMMIT_PHASES:
             rank = 0
         rank = rank if config.chaos.rank is None else config.chaos.rank
-        self._here = config.chaos.name != "none" and rank == node.rank
+        self._here = config.chaos.name != "none" and rank == node.name
         self._at = iteration if config.chaos.iteration is None else config.chaos.iteration
         self._marker, self._draw = Path(str(config.run_dir)) / MARKER, draw
         self._iteration, self._old = -1, Tree()
