@@ -31,7 +31,9 @@ if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command impor
     import torch.distributed as dist
 
 RENDEZVOUS_SECONDS = 300.0  # least time for ranks to start and connect
-RECONNECT_SECONDS = (5.0, 30.0)  # least and most time for ranks that are all alive to connect again
+# least and most time for ranks that are all alive to connect again, doubled after each failure: gloo takes STALL times
+# as long where one of them dies meanwhile
+RECONNECT_SECONDS, STALL = (2.0, 30.0), 5
 # names of files that a rank writes for dgt's own launcher: it has connected to all others; it saves when asked to stop
 CONNECTED, STOPS_ON_SIGNALS = "connected", "stops"
 SAME_SECONDS = 1.0  # one Ctrl-C may arrive twice, from the terminal and from a launcher
@@ -110,6 +112,7 @@ class Node:
     parted: bool = False
     """All members have agreed that the run is over: a rank that fails from here on changes nothing."""
     channels: int = 0
+    _failed_to_connect: int = 0
     steps: int = 0
     """Steps that this node's optimizer has made."""
     calls: int = 0
@@ -341,7 +344,7 @@ class Node:
                 self.name,
                 regroup.Standing(iteration, stop, self.is_new, tuple(leaving)),
                 self._lost_to_launcher,
-                2 * self.timeout,
+                2 * max(self.timeout, STALL * self._reconnect_seconds),
                 self.who_asks_to_join,
             )
         self.attempts |= dict(zip(agreed.members, agreed.attempts, strict=True))
@@ -355,15 +358,22 @@ class Node:
         notices.stop_at, notices.save_at = agreed.iteration if agreed.stop else NEVER, NEVER
         return agreed
 
+    @property
+    def _reconnect_seconds(self) -> float:
+        least, most = RECONNECT_SECONDS
+        return min(most, least * 2**self._failed_to_connect)
+
     def reconnect(self) -> None:
         """Connect to the members that `change_members` found; `PeerError` if one of them is lost meanwhile."""
         regroup.wait_until_ready(
             self.store, self.generation, self.members, self.name, self._lost_to_launcher, 2 * self.timeout
         )
-        least, most = RECONNECT_SECONDS
+        patience = self._reconnect_seconds
         try:
-            self._connect(f"left-{self.generation}", max(least, min(self.timeout, most)))
+            self._connect(f"left-{self.generation}", patience)
+            self._failed_to_connect = 0
         except RuntimeError as error:
+            self._failed_to_connect += 1
             what = str(error).splitlines()[0][:120]
             raise PeerError(f"node {self.name}: could not connect to the other nodes ({what})") from None
 
