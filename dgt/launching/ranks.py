@@ -4,6 +4,7 @@ pid-3             by rank 3: its pid and start time
 connected-4711    by the rank with this pid: it has connected to all others
 stops-4711        by the rank with this pid: it saves and exits when a signal asks it to
 lost-3.0          by the launcher: rank 3 has ended; lost-3.1: and so has the first process in its place
+start-3           by rank 0: rank 3, which has left or is lost, is to be started again
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from dgt.errors import EXIT_FAILED
-from dgt.processes.node import CONNECTED, STOPS_ON_SIGNALS, lost_note
+from dgt.processes.node import CONNECTED, STOPS_ON_SIGNALS, lost_note, start_note
 from dgt.processes.process import Process
 from dgt.processes.signals import PASSED_ON
 
@@ -89,6 +90,13 @@ class Ranks:
         """Write for the others that this rank, started again so often, has ended."""
         self._lost.add(rank)
         (self._folder / lost_note(rank, attempt)).touch()
+
+    def to_start(self) -> list[int]:
+        """The ranks that are to be started again on request; each request is returned once."""
+        found = [rank for rank in range(self._nodes) if (self._folder / start_note(rank)).exists()]
+        for rank in found:
+            (self._folder / start_note(rank)).unlink(missing_ok=True)
+        return found
 
     def send(self, number: int) -> None:
         """Send a signal to all ranks that still run; never to another process that got the pid of one."""

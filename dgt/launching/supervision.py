@@ -77,6 +77,9 @@ class Supervision:
         return not self._attempts[rank] or self.ranks.has_connected(rank)
 
     def _start_those_due(self) -> None:
+        for rank in self.ranks.to_start():
+            if rank not in self._processes:
+                self._due[rank] = time.monotonic()
         for rank, when in list(self._due.items()):
             if time.monotonic() >= when:
                 del self._due[rank]

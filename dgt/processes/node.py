@@ -44,6 +44,11 @@ def lost_note(name: int, attempt: int) -> str:
     return f"lost-{name}.{attempt}"
 
 
+def start_note(name: int) -> str:
+    """The file that asks dgt's own launcher to start a process for a node."""
+    return f"start-{name}"
+
+
 class Exchange(Protocol):
     """Messages that were sent or are being received.
 
@@ -268,6 +273,11 @@ class Node:
             note = self.launcher_notes / f"{what}-{os.getpid()}"
             with contextlib.suppress(OSError):
                 note.touch() if exists else note.unlink(missing_ok=True)
+
+    def ask_launcher_to_start(self, name: int) -> None:
+        """Have dgt's own launcher start a process for a node that has left, or was lost for good."""
+        if self.launcher_notes is not None:
+            (self.launcher_notes / start_note(name)).touch()
 
     def _lost_to_launcher(self) -> set[int]:
         """Members whose process dgt's launcher has reaped; always empty under other launchers."""

@@ -202,6 +202,13 @@ class RunLock:
                 self._lost_to = holders[0] if holders else NOBODY  # who took it may have ended meanwhile
 
 
+def holder(directory: Path) -> Owner | None:
+    """Who holds the directory, as far as can be seen: not one whose process is gone from this host."""
+    paths = [path for path in directory.glob(f"{PREFIX}*") if not path.suffix]
+    owners = [owner for path in sorted(paths) if (owner := _read(path)) is not None]
+    return next((owner for owner in owners if owner.held and _lives(owner) is not False), None)
+
+
 def _self(run: str, since: float) -> Owner:
     return Owner(socket.gethostname(), os.getpid(), _started(os.getpid()), _user(), since, run)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import networkx as nx
 import torch
@@ -20,9 +21,10 @@ from dgt.network.schedules import union_of
 from dgt.processes import output
 from dgt.processes.node import Node
 from dgt.processes.notices import NEVER
+from dgt.runs import requests
 from dgt.training.session import Session
 
-LOOK_SECONDS = 0.1  # between two looks of rank 0 at who waits
+LOOK_SECONDS = 0.2  # between two looks of rank 0 at who waits, and what is asked for
 log = logging.getLogger(__name__)
 
 
@@ -31,7 +33,9 @@ class Gathering:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._run_dir = Path(str(session.config.run_dir))
         self._looked, self._refused = 0.0, False
+        self._started: set[int] = set()  # by the launcher, on request
         self.meets = False
         """The loop has ended for a meeting."""
         self.leaving: list[int] = []
@@ -44,20 +48,53 @@ class Gathering:
     def ask(self) -> None:
         """Have all ranks meet, if this one knows a reason."""
         notices = self._node.notices
-        if notices.save_at == NEVER and not notices.save_asked and (self._wants_to_leave or self._somebody_waits()):
+        if notices.save_at != NEVER or notices.save_asked:
+            return
+        if self._wants_to_leave or (
+            self._is_time_to_look() and (self._is_asked_for() or self._node.who_asks_to_join())
+        ):
             notices.save_asked = True
 
     @property
     def _wants_to_leave(self) -> bool:
         return self._node.notices.leave_asked and not self._refused
 
-    def _somebody_waits(self) -> bool:
-        """Rank 0 looks now and then."""
-        node, now = self._node, time.monotonic()
-        if not node.is_main or node.size == node.nodes or now < self._looked + LOOK_SECONDS:
+    def _is_time_to_look(self) -> bool:
+        """Now and then, on rank 0."""
+        now = time.monotonic()
+        if not self._node.is_main or now < self._looked + LOOK_SECONDS:
             return False
         self._looked = now
-        return bool(node.who_asks_to_join())
+        return True
+
+    def _is_asked_for(self) -> bool:
+        """Whether `dgt leave` has asked for a node that is there; processes that `dgt join` asks for are started."""
+        node = self._node
+        for name in requests.asked(self._run_dir, requests.JOIN):
+            trouble = self._start(name)
+            if trouble:
+                requests.refuse(self._run_dir, requests.JOIN, name, trouble)
+        return bool(self._leaving_on_request()) and node.size > 1
+
+    def _leaving_on_request(self) -> list[int]:
+        asked = requests.asked(self._run_dir, requests.LEAVE)
+        for name in set(asked) - set(self._node.members):
+            requests.refuse(self._run_dir, requests.LEAVE, name, f"node {name} is not there")
+        return [name for name in asked if name in self._node.members]
+
+    def _start(self, name: int) -> str:
+        """Have the launcher start a process for this node; why not, in words."""
+        node = self._node
+        if name in node.members:
+            return f"node {name} is there already"
+        if name >= node.nodes:
+            return f"node {name}: the network has the nodes 0 to {node.nodes - 1}"
+        if node.launcher_notes is None:
+            return f"node {name}: only dgt train on one host starts a process while the others train"
+        if name not in self._started:
+            self._started.add(name)
+            node.ask_launcher_to_start(name)
+        return ""
 
     def is_now(self, iteration: int) -> bool:
         """Whether the ranks meet before this step; all of them call it, and find the same."""
@@ -66,6 +103,8 @@ class Gathering:
             return False
         asked = torch.zeros(node.size + 1, dtype=torch.int64)
         asked[node.rank] = self._wants_to_leave
+        for name in self._leaving_on_request() if node.is_main else ():
+            asked[node.members.index(name)] = 1
         asked[-1] = node.is_main and bool(node.who_asks_to_join())
         with node.during("the question who comes and who leaves"):
             *leaving, coming = node.all_reduce(asked).tolist()
@@ -81,11 +120,17 @@ class Gathering:
         staying = [name for name in node.members if name not in asked]
         if not asked or not staying or nx.is_connected(union_of(among(*whole, staying)[0])):
             return asked
-        if node.name in asked:
-            self._refused, words = True, "without it the network would fall apart"
+        words = "without it the network would fall apart"
+        if node.name in asked and self._wants_to_leave:
+            self._refused = True
             log.error("node %d stays: %s", node.name, words, extra=output.EVERY_RANK)
+        for name in asked if node.is_main else ():
+            requests.refuse(self._run_dir, requests.LEAVE, name, f"node {name} stays: {words}")
         return []
 
     def over(self) -> None:
         """The ranks have met."""
         self.meets, self.leaving = False, []
+        self._started.difference_update(self._node.members)
+        if self._node.is_main:
+            requests.settle(self._run_dir, self._node.members)

@@ -214,7 +214,6 @@ class RunGuard(Guard):
         a node that has left."""
         self._logger.pause()
         words = session.regroup(self._roll, self._gathering.leaving)
-        self._gathering.over()
         if not words:
             session.node.parted = True
             return False
@@ -222,6 +221,7 @@ class RunGuard(Guard):
         self._first, self._evaluated, self._ending.has_begun = session.optimizer.iteration, False, False
         self._logger.go_on(self._first, words, node.members, session.weights, speaks=node.is_main)
         self._roll = session.roll()
+        self._gathering.over()
         if node.is_main:  # a new one takes over
             self._models.start(self._first)
         self._early.share(node)

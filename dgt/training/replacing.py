@@ -1,4 +1,4 @@
-"""What a process needs to know that takes the place of a lost one, while the others train: `on_peer_loss=replace`.
+"""What a process needs to know that joins while the others train: in place of a lost one, or by `dgt join`.
 
     tell(node, facts)    rank 0, when the run begins
     told(node)           the newcomer, from the rendezvous store
@@ -23,7 +23,7 @@ RUN, EDGES = "under-way/run", "under-way/edges"
 
 def tell(config: Config, node: Node, facts: dict[str, Any]) -> None:
     """Leave what this start of the run has decided for those who come later."""
-    if config.on_peer_loss == "replace" and node.is_main:
+    if config.on_peer_loss != "stop" and node.is_main:
         node.store.set(RUN, json.dumps(facts))
 
 
@@ -35,7 +35,7 @@ def told(node: Node) -> dict[str, Any]:
 
 def tell_graph(config: Config, node: Node, graph: nx.Graph) -> None:
     """Likewise the graph, where it took rank 0 its time to find it."""
-    if config.on_peer_loss == "replace" and node.is_main:
+    if config.on_peer_loss != "stop" and node.is_main:
         node.store.set(EDGES, json.dumps(edge_array(graph).tolist()))
 
 

@@ -85,15 +85,17 @@ class Session:
         self.clock.resume()
         return evaluation and evaluation.with_times(self.clock.training, self.clock.evaluation_share)
 
-    def regroup(self, before: Roll, leaving: Sequence[int] = ()) -> str:
+    def regroup(self, before: Roll | None = None, leaving: Sequence[int] = ()) -> str:
         """Meet those who are left and those who come back, and start their network, with new trackers on all.
 
         Everybody has its own parameters, who comes back those of its neighbours. lambda is scaled over those who are
-        there: from here on the run is for their objective. Returns what happened since `before`, in words; nothing on a
-        node that leaves.
+        there: from here on the run is for their objective. Returns what happened, in words; nothing on a node that
+        leaves.
 
+        before    who was there when it was last told what happened, if that is not now
         leaving   nodes that this one knows to leave on purpose
         """
+        before = before or ({} if self.node.is_new else self.roll())
         while True:
             try:
                 return self._regroup_once(before, leaving)
