@@ -24,6 +24,7 @@ from dgt.launching.rank import loss_tolerant_rank
 from dgt.launching.ranks import Ranks
 from dgt.processes import failures
 from dgt.processes.process import Process
+from dgt.training.ending import Stopped
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # how often the launcher checks ranks that still run
@@ -60,7 +61,10 @@ class Supervision:
             self._wait()
         for rank in list(self._processes):  # nobody is left who could take them in
             self._processes.pop(rank).kill()
-        if all(self._codes.values()):
+        # nodes that have left on purpose ended with 0, whatever the others did then
+        if all(self._codes.values()) or any(
+            note.kind == Stopped.__name__ for note in failures.notes(Path(self.folder))
+        ):
             raise launch_error(self.folder, self._codes)
         return dict.fromkeys(range(self.nodes))
 
