@@ -100,6 +100,9 @@ class Config:
         choices=WIRES,
     )
     local_steps: int = setting(1, "exchange after every so many steps only", low=1)
+    adapt: bool = setting(
+        False, "with local_steps: nodes slower than the median leave out some of them, so that the others need not wait"
+    )
     dtype: str = setting("auto", "auto (least squares float64, all else float32), float64 or float32", choices=DTYPES)
     precision: str = setting(
         "full", "full, or bf16: forward pass and loss in bfloat16 where torch.autocast does that", choices=PRECISIONS
@@ -146,6 +149,11 @@ class Config:
             raise ConfigError(
                 f"clip={self.clip:g}: with bucket_mb={self.bucket_mb:g} gradients leave during backward, before their "
                 "norm is known; leave one of them out"
+            )
+        if self.adapt and (self.local_steps == 1 or self.bucket_mb):
+            raise ConfigError(
+                f"adapt=true: slow nodes leave out local steps; give local_steps above 1 ({self.local_steps} here), "
+                "and leave bucket_mb at 0"
             )
         if self.precision == "fp16":
             raise ConfigError(
@@ -194,6 +202,10 @@ class Config:
             self.laziness = getattr(kind, "usual_laziness", LAZINESS)
         if hasattr(kind, "check_strategy"):
             kind.check_strategy(self.algorithm.settings, self.strategy.name)
+        base = self.algorithm.values.get("base")
+        if self.adapt and (base is not None or not getattr(kind, "may_leave_out_steps", False)):
+            what = f"algorithm={self.algorithm.name}" if base is None else f"algorithm.base={base}"
+            raise ConfigError(f"adapt=true: not with {what}; it is for gradient_tracking without a base")
         supported = supports(self.algorithm.kind)
         for key, value in MACHINERY.items():
             if key != "overlap" and key not in supported and getattr(self, key) != value:

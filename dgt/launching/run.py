@@ -65,6 +65,10 @@ def prepared(
         direction(config.checkpoint.best)
     if config.chaos.rank is not None:
         check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) - 1)
+    if config.chaos.name == "churn" and config.on_peer_loss != "replace":
+        raise ConfigError(
+            f"chaos=churn: nodes are lost and come back, on_peer_loss=replace ({config.on_peer_loss} here)"
+        )
     if config.on_peer_loss == "replace" and here.launcher != "alone":
         raise ConfigError(
             f"on_peer_loss=replace: {here.launcher} does not start a lost rank again; use dgt train alone, which does "

@@ -13,6 +13,7 @@ from dgt.report import verdict as verdicts
 from dgt.report.groups import Group, choices, curve, differing, varying
 from dgt.report.layout import positions
 from dgt.report.networks import record_of
+from dgt.report.waiting import slow_node
 from dgt.runs.layout import METRICS, NETWORK
 from dgt.runs.measures import OF_NODES, main, measure_of
 from dgt.runs.run import FINISHED, GOING_ON, SILENT, Record, Run, is_number
@@ -126,6 +127,7 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
         known = "are those that its config names" if networks else "are not known"
         notes.append(f"no {NETWORK}: the graph and the mixing rows {known}")
     nodes = _nodes(run, numbers, notes)
+    notes += [slow] if (slow := slow_node(run)) else []
     curves = _curves(runs, points, notes)
     reason = run.reason
     return curves | {

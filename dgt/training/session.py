@@ -26,6 +26,7 @@ from dgt.processes.regroup import Members
 from dgt.training import schedules
 from dgt.training.checkpoints.state import Tree, random_state, restore_random_state, seed_generators
 from dgt.training.evaluation import Evaluation, evaluate
+from dgt.training.pace import Pace
 from dgt.training.setup import alone, row_of_members
 from dgt.training.stepping import Stepping
 
@@ -57,7 +58,8 @@ class Session:
         self.node.nodes = int(weights.size)
         self.graph, self.weights = self._of_members()
         self.returned = ""  # which nodes came back when the run was resumed, in words
-        self.clock, self.losses = Clock(), IntervalLoss(self.node.name)
+        self.clock, self.losses, self.pace = Clock(), IntervalLoss(self.node.name), Pace(config)
+        self.delay = 0.0  # seconds before every gradient: a rehearsed slow node
         self._use(optimizer)
 
     @property
@@ -82,6 +84,7 @@ class Session:
         self.clock.evaluating()
         evaluation = evaluate(self.problem, self.optimizer, self.losses.mean())
         self.losses.clear()
+        self.pace.compare(self.node)
         self.clock.resume()
         return evaluation and evaluation.with_times(self.clock.training, self.clock.evaluation_share)
 
@@ -150,11 +153,19 @@ class Session:
         return among(*self.whole, self.node.members)
 
     def step(self, iteration: int) -> None:
-        """One gradient, one exchange."""
+        """One gradient, one exchange; or nothing, where a slow node leaves a local step out."""
+        if self.pace.leaves_out(iteration):
+            self.optimizer.leave_out_step()
+            return
+        began = time.perf_counter() if self.pace.adapts else 0.0
         self.optimizer.zero_grad()
         self.stepping.set_lr(iteration)
+        if self.delay:
+            time.sleep(self.delay)
         with self.stepping.autocast():
             loss = self.problem.backward(iteration)
+        if self.pace.adapts:
+            self.pace.took(time.perf_counter() - began)
         self.losses.add(loss, iteration)
         self.stepping.clip()
         self.optimizer.step()
