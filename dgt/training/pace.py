@@ -6,9 +6,9 @@ Of the L local steps between two exchanges node i makes k_i, evenly spread, the 
 
 In a step that is left out theta_i and y_i stay. The sum of pi_i (y_i - G_i g_i) is zero all the same, g_i being the
 last gradient that node i has computed, and where y_i = 0 nothing moves, however many steps a node makes: the optimum is
-that of all nodes with their weights. No correction is needed, as in FedNova, for nodes that make fewer steps: they go by
-the tracker, and not by their own gradient. What is given up: a slow node sees fewer samples, and numbers depend on who
-was slow when, so that a run cannot be repeated bit by bit.
+that of all nodes with their weights. Nodes that make fewer steps need no correction as in FedNova: they go by the
+tracker, and not by their own gradient. What is given up: a slow node sees fewer samples, and numbers depend on who was
+slow when, so that a run cannot be repeated bit by bit.
 """
 
 from __future__ import annotations
