@@ -179,6 +179,26 @@ def test_ten_kills_in_a_row_end_with_all_nodes_at_the_optimum_of_all(transport: 
     assert metrics(run)[-1]["iteration"] == 4000
 
 
+@pytest.mark.heavy
+def test_a_minute_of_churn_loses_no_iteration_and_ends_at_the_optimum_of_all(tmp_path: Path) -> None:
+    """Every node is lost more than once on the way, as in hours on preemptible machines."""
+    run = tmp_path / "run"
+    settings = [
+        *PLAIN,
+        *RECORDED,
+        f"problem.folder={tmp_path / 'at'}",
+        "weights=[1,2,3,4,5,6,7,8]",
+        "replace.most=1000",
+    ]
+    churn = ["chaos=churn", "chaos.rate=0.002", "chaos.iteration=0"]
+    train(run, *settings, *churn, "iterations=4000", "eval_every=100", "problem.pause=0.002", "lr=0.01")
+    changes = memberships(run)
+    assert len(changes) >= 10
+    assert changes[-1]["members"] == list(range(8))
+    assert metrics(run)[-1]["distance"] < 1e-8
+    assert [row["iteration"] for row in metrics(run)] == list(range(0, 4001, 100))
+
+
 # ------------------------------------------------------------------------------------------------------ when it ends
 
 
