@@ -60,6 +60,8 @@ class GradientTracking(NeighbourOptimizer):
     momentum one; a base one (predicted three), and what it keeps itself.
     """
 
+    may_leave_out_steps = True
+
     @dataclass(slots=True, kw_only=True)
     class Settings(Descent):
         base_form: str = setting(

@@ -25,13 +25,13 @@ REFUSED = {
     "simulate": {"seeds": _ONE_SEED},
     "compare": {
         **dict.fromkeys(("strategy", "seed"), "dgt compare runs both strategies and seeds=COUNT; leave it out"),
-        **dict.fromkeys(("warm_start", "checkpoint", "on_peer_loss", "chaos"), _FROM_START),
+        **dict.fromkeys(("warm_start", "checkpoint", "on_peer_loss", "replace", "chaos"), _FROM_START),
         "stop": _AS_LONG,
         "ranks_per_node": _ONE_RANK,
     },
 }
 FOR_RANKS = ("ranks_per_node", "timeout", "backend", "transport", "overlap", "crc")  # none of them changes a number
-FOR_ONE_RUN = ("seed", "warm_start", "checkpoint", "on_peer_loss", "chaos")
+FOR_ONE_RUN = ("seed", "warm_start", "checkpoint", "on_peer_loss", "replace", "chaos")
 
 
 def refuse(command: str, overrides: Sequence[str]) -> None:

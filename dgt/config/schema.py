@@ -18,6 +18,7 @@ from dgt.config.sections import (
     DEFAULT_WEIGHTS,
     ChaosConfig,
     CheckpointConfig,
+    ReplaceConfig,
     StopConfig,
     StrategyConfig,
     WeightsConfig,
@@ -32,7 +33,7 @@ WIRES = ("full", "bfloat16", "float16", "int8", "int4")
 DTYPES = ("auto", "float64", "float32")
 PRECISIONS = ("full", "bf16", "fp16")
 PLACEMENTS = ("none", "graph")
-ON_PEER_LOSS = ("stop", "continue")
+ON_PEER_LOSS = ("stop", "continue", "replace")
 MACHINERY = {"wire": "full", "local_steps": 1, "bucket_mb": 0, "overlap": True}
 """What the exchange can do for an algorithm that `supports` it, and the values that ask for nothing."""
 AUTO = "auto"
@@ -102,6 +103,9 @@ class Config:
         choices=WIRES,
     )
     local_steps: int = setting(1, "exchange after every so many steps only", low=1)
+    adapt: bool = setting(
+        False, "with local_steps: nodes slower than the median leave out some of them, so that the others need not wait"
+    )
     dtype: str = setting("auto", "auto (least squares float64, all else float32), float64 or float32", choices=DTYPES)
     precision: str = setting(
         "full", "full, or bf16: forward pass and loss in bfloat16 where torch.autocast does that", choices=PRECISIONS
@@ -117,9 +121,11 @@ class Config:
     )
     on_peer_loss: str = setting(
         "stop",
-        "stop when a rank is lost, or continue with the others (on this host, or under srun)",
+        "stop when a rank is lost; continue with the others (on this host, or under srun); or replace it: continue, "
+        "and start it again (on this host)",
         choices=ON_PEER_LOSS,
     )
+    replace: ReplaceConfig = field(default_factory=ReplaceConfig)
     resume: str = setting(
         "none", "none, auto (the last checkpoint in run_dir, if any), or a run or checkpoint directory"
     )
@@ -153,6 +159,11 @@ class Config:
             raise ConfigError(
                 f"bucket_mb={self.bucket_mb:g}: not with ranks_per_node={self.ranks_per_node}, whose ranks add up "
                 "their gradients after backward; leave one of them out"
+            )
+        if self.adapt and (self.local_steps == 1 or self.bucket_mb):
+            raise ConfigError(
+                f"adapt=true: slow nodes leave out local steps; give local_steps above 1 ({self.local_steps} here), "
+                "and leave bucket_mb at 0"
             )
         if self.precision == "fp16":
             raise ConfigError(
@@ -201,6 +212,10 @@ class Config:
             self.laziness = getattr(kind, "usual_laziness", LAZINESS)
         if hasattr(kind, "check_strategy"):
             kind.check_strategy(self.algorithm.settings, self.strategy.name)
+        base = self.algorithm.values.get("base")
+        if self.adapt and (base is not None or not getattr(kind, "may_leave_out_steps", False)):
+            what = f"algorithm={self.algorithm.name}" if base is None else f"algorithm.base={base}"
+            raise ConfigError(f"adapt=true: not with {what}; it is for gradient_tracking without a base")
         supported = supports(self.algorithm.kind)
         for key, value in MACHINERY.items():
             if key != "overlap" and key not in supported and getattr(self, key) != value:

@@ -12,7 +12,10 @@ from dgt.errors import ConfigError
 STRATEGIES = ("I", "II")
 DEFAULT_WEIGHTS = "auto"  # A, or uniform where only `nodes` is given
 WEIGHTS = ("uniform", "A", "B", "C", "D", "lognormal", "list", "file", "data_size")
-FAULTS = ("none", "kill", "term", "pause", "delay", "corrupt", "not_a_number", "forget", "rollback", "disk_full")
+FAULTS = (
+    "none", "kill", "term", "pause", "delay", "slow", "churn", "corrupt", "not_a_number", "forget", "rollback",
+    "disk_full",
+)  # fmt: skip
 PHASES = ("step", "copy", "write", "rename", "commit", "prune", "written", "drain", "barrier", "summary", "leave")
 DAMAGES = ("flip", "stale", "swap", "short", "dtype")
 
@@ -65,6 +68,17 @@ class CheckpointConfig:
         check_settings(self, "checkpoint.")
 
 
+@dataclass(slots=True, kw_only=True)
+class ReplaceConfig:
+    """With on_peer_loss=replace: how lost ranks are started again."""
+
+    most: int = setting(10, "how often a rank is started again", low=0)
+    pause: float = setting(0.5, "seconds before that; twice as many before each further time", low=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self, "replace.")
+
+
 _RULE = re.compile(r"\s*(\w+)\s*(?:([<>])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*)?")
 
 
@@ -96,7 +110,7 @@ class StopConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ChaosConfig:
-    """A fault to rehearse, once per run directory."""
+    """A fault to rehearse, once per run directory; slow and churn go on."""
 
     name: str = "none"
     rank: int | None = setting(None, "the node it happens to; null: drawn from the seed", low=0)
@@ -107,7 +121,8 @@ class ChaosConfig:
         "step; of a checkpoint: copy, write, rename, written, commit, prune; or: drain, barrier, summary, leave",
         choices=PHASES,
     )
-    seconds: float = setting(2.0, "for how long", low=0)
+    seconds: float = setting(2.0, "for how long; slow: before every step", low=0)
+    rate: float = setting(0.002, "churn: the probability that a node is lost in an iteration", low=0, high=1)
     damage: str = setting("flip", "flip (a bit), stale, swap, short or dtype", choices=DAMAGES)
 
     def __post_init__(self) -> None:

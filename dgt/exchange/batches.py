@@ -114,14 +114,14 @@ class Batches:
                     self._refuse_silent(peers, step, work)
         finally:
             if self._probed:
-                peer_status.publish_waiting(self._node.store, self._node.members, self._node.name, False)
+                peer_status.publish_waiting(self._node.store, self._node.generation, self._node.name, False)
                 self._probed = False
 
     def _look_after(self, peers: Sequence[int], step: int) -> None:
         """Once a second: say that this rank waits, and look whether one of these has left or is gone."""
         node = self._node
         if not self._probed:
-            peer_status.publish_waiting(node.store, node.members, node.name, True)
+            peer_status.publish_waiting(node.store, node.generation, node.name, True)
             self._probed = True
         for peer in peers:
             if node.steps_at_leaving(node.members[peer]) is not None:
@@ -134,7 +134,7 @@ class Batches:
         """Those of them that do not wait themselves are late, or dead; if all do, they know better who is."""
         node = self._node
         names = [node.members[peer] for peer in peers]
-        waiting = peer_status.find_waiting(node.store, node.members, names)
+        waiting = peer_status.find_waiting(node.store, node.generation, names)
         silent = [peer for peer, name in zip(peers, names, strict=True) if name not in waiting]
         if not silent:
             asked_until(work.is_completed, time.monotonic() + GRACE_SECONDS, lambda: self._look_after(peers, step))

@@ -27,13 +27,20 @@ class JoinOptions:
     """Whether the other ranks may go on when one is lost."""
     ranks_per_node: int | str = 1
     """A number, or auto: the GPUs of a host."""
+    replace_most: int = 0
+    """How often a lost rank is started again."""
+    replace_pause: float = 0.0
+    """Seconds before the first time; twice as many before each further one."""
 
     @classmethod
     def from_config(cls, config: Config) -> JoinOptions:
         small = problems.class_of(config).is_small  # it uses a GPU only if the user asks for one
         device = "cpu" if config.device == "auto" and small else config.device
-        tolerates_loss = config.on_peer_loss == "continue"
-        return cls(config.backend, device, config.timeout, tolerates_loss, config.ranks_per_node)
+        most = config.replace.most if config.on_peer_loss == "replace" else 0
+        return cls(
+            config.backend, device, config.timeout, config.on_peer_loss != "stop", config.ranks_per_node, most,
+            config.replace.pause,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Starting ranks on this host: `start_ranks` forks them from the forkserver, supervises them, returns their results.
 
 torch's elastic launcher supervises them as under torchrun, but over a forkserver, which has imported torch once for all
-ranks. What a rank does is in `rank`, what is raised when ranks fail in `outcome`.
+ranks; ranks of which some may be lost are supervised by `supervision`. What a rank does is in `rank`, what is raised
+when ranks fail in `outcome`.
 """
 
 from __future__ import annotations
@@ -10,31 +11,28 @@ import contextlib
 import dataclasses
 import errno
 import logging
-import multiprocessing
-import multiprocessing.connection
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from dgt.errors import LaunchError, TrainingError, WireError
+from dgt.errors import LaunchError
 from dgt.launching import forkserver
 from dgt.launching.jobs import Job, JoinOptions, Script
 from dgt.launching.outcome import launch_error
-from dgt.launching.rank import forked_rank, loss_tolerant_rank
+from dgt.launching.rank import forked_rank
 from dgt.launching.ranks import Ranks
-from dgt.processes import failures, limits, probing, signals
+from dgt.launching.supervision import Supervision
+from dgt.processes import limits, probing, signals
 from dgt.processes.process import Process
 from dgt.processes.signals import PASSED_ON
 
 log = logging.getLogger(__name__)
-POLL_SECONDS = 1.0  # how often the launcher checks ranks that still run
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 __all__ = ["Job", "JoinOptions", "Script", "start_ranks"]
@@ -60,7 +58,7 @@ def start_ranks(job: Job | Script, nodes: int, options: JoinOptions) -> dict[int
         try:
             with ranks.forwarding():
                 if options.tolerates_loss:
-                    return _start_tolerating_losses(ranks, nodes, folder, arguments)
+                    return Supervision(ranks, nodes, options, folder, arguments).run()
                 return elastic_launch(_supervision(nodes, folder), forked_rank)(*arguments)
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -102,60 +100,6 @@ def _handled_signals() -> dict[str, Any]:
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     wanted = "SIGQUIT" if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else "SIGHUP,SIGQUIT"
     return {"signals_to_handle": wanted} if "signals_to_handle" in known else {}
-
-
-# --------------------------------------------------------------------------------------------- ranks that may lose some
-
-
-def _start_tolerating_losses(ranks: Ranks, nodes: int, folder: str, arguments: tuple[Any, ...]) -> dict[int, Any]:
-    """Supervise ranks of which some may be lost: torch's launcher would kill the others.
-
-    A rank that ends with an error is marked as lost, in a file that the others read. Before all ranks have connected,
-    the first failure ends the run.
-    """
-    context = multiprocessing.get_context("forkserver")
-    processes = {
-        rank: context.Process(target=loss_tolerant_rank, args=(rank, nodes, *arguments)) for rank in range(nodes)
-    }
-    codes: dict[int, int] = {}
-    for rank, process in processes.items():
-        process.start()
-        assert process.pid is not None
-        ranks.add(rank, Process.of(process.pid))
-    active = time.monotonic()
-    while len(codes) < nodes:
-        running = {process.sentinel: rank for rank, process in processes.items() if rank not in codes}
-        if max(codes.values(), default=-1) < 0 or not ranks.are_stopped(running.values()):
-            active = time.monotonic()
-        elif time.monotonic() > active + arguments[1].timeout:  # all others have exited; these would stay for ever
-            _kill_stopped(ranks, list(running.values()))
-        for sentinel in multiprocessing.connection.wait(list(running), POLL_SECONDS):
-            rank = running[cast(int, sentinel)]
-            processes[rank].join()
-            codes[rank] = processes[rank].exitcode or 0
-            if codes[rank] and not ranks.have_connected:  # the others would wait minutes for it in the rendezvous
-                raise launch_error(folder, codes)
-            if codes[rank]:
-                ranks.mark_lost(rank)
-                _log_loss(folder, rank, codes[rank])
-    if all(codes.values()):
-        raise launch_error(folder, codes)
-    return dict.fromkeys(range(nodes))
-
-
-def _kill_stopped(ranks: Ranks, stopped: list[int]) -> None:
-    """Kill ranks that were stopped by SIGSTOP while the others went on without them and finished."""
-    log.warning("the others have ended, and rank %s is stopped (SIGSTOP): killed", ", ".join(map(str, stopped)))
-    ranks.send(signal.SIGKILL)
-
-
-def _log_loss(folder: str, rank: int, code: int) -> None:
-    """Why a rank is lost, unless it failed only because it lost others."""
-    if code < 0:
-        log.warning("rank %d was killed (%s)", rank, signal.Signals(-code).name)
-    for note in failures.notes(Path(folder)):
-        if note.rank == rank and note.kind in (TrainingError.__name__, WireError.__name__):
-            log.warning("rank %d left: %s", rank, note.reason)
 
 
 # ---------------------------------------------------------------------------------------------- around torch's launcher

@@ -6,6 +6,7 @@ it is starting. SIGUSR2 is ignored: the launcher receives it too, and sends the 
 """
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -42,4 +43,5 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 for ending in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(ending, _end_forked_ranks)
 sys.excepthook = _excepthook
+gc.freeze()  # what is imported: collecting it would copy its memory into every rank, and take half a second
 output.ignore_write_errors()  # inherited by ranks: a failing print must not end a run

@@ -65,10 +65,13 @@ def be_rank(prepare: Callable[[], AnyJob], options: Callable[[AnyJob], JoinOptio
 
 
 def loss_tolerant_rank(
-    rank: int, nodes: int, job: Job | Script, options: JoinOptions, folder: str, launcher: Process
+    rank: int, nodes: int, attempt: int, job: Job | Script, options: JoinOptions, folder: str, launcher: Process
 ) -> None:
-    """Entry of a rank of `launch._start_tolerating_losses`, which has no environment variables of torch's launcher."""
-    _forked(Placement("torchrun", rank, nodes, rank, nodes), job, options, folder, launcher)
+    """Entry of a rank of `supervision`, which has no environment variables of torch's launcher.
+
+    attempt   how often it was started again
+    """
+    _forked(Placement("torchrun", rank, nodes, rank, nodes), job, options, folder, launcher, attempt)
 
 
 def forked_rank(job: Job | Script, options: JoinOptions, folder: str, launcher: Process) -> Any:
@@ -76,14 +79,16 @@ def forked_rank(job: Job | Script, options: JoinOptions, folder: str, launcher: 
     return _forked(environment.placement(), job, options, folder, launcher)
 
 
-def _forked(where: Placement, job: Job | Script, options: JoinOptions, folder: str, launcher: Process) -> Any:
+def _forked(
+    where: Placement, job: Job | Script, options: JoinOptions, folder: str, launcher: Process, attempt: int = 0
+) -> Any:
     for number in ENDING:  # the forkserver's handlers are Python's, which do not run while gloo waits
         signal.signal(number, signal.SIG_DFL)
     # torch has the kernel send SIGINT when the forkserver ends, which would look like Ctrl-C: make it SIGKILL
     die_with_parent()
     _die_with_launcher(launcher)
-    environment.set_local_rank(LocalRank(where, Path(folder) / "store"))
-    output.log_to_stderr(is_main=where.rank == 0)
+    environment.set_local_rank(LocalRank(where, Path(folder) / "store", attempt))
+    output.log_to_stderr(is_main=where.rank == 0 and not attempt)
     register_rank(Path(folder), where.rank)
     # the default, not forkserver: a forkserver of a user's script would import, that is run, the script in every worker
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)

@@ -3,7 +3,8 @@
 pid-3             by rank 3: its pid and start time
 connected-4711    by the rank with this pid: it has connected to all others
 stops-4711        by the rank with this pid: it saves and exits when a signal asks it to
-lost-3            by the launcher: rank 3 has ended
+lost-3.0          by the launcher: rank 3 has ended; lost-3.1: and so has the first process in its place
+start-3           by rank 0: rank 3, which has left or is lost, is to be started again
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from dgt.errors import EXIT_FAILED
-from dgt.processes.node import CONNECTED, STOPS_ON_SIGNALS
+from dgt.processes.node import CONNECTED, STOPS_ON_SIGNALS, lost_note, start_note
 from dgt.processes.process import Process
 from dgt.processes.signals import PASSED_ON
 
@@ -36,6 +37,10 @@ class Ranks:
     def __init__(self, folder: Path, nodes: int) -> None:
         self._folder, self._nodes = folder, nodes
         self._processes: dict[int, Process] = {}
+        self._connected = False
+        self._lost: set[int] = set()
+        self._waiting: set[int] = set()  # in place of lost ones; the others do not know them yet
+        self.asked_to_stop = False
 
     @property
     def processes(self) -> dict[int, Process]:
@@ -46,32 +51,52 @@ class Ranks:
                     self._processes[rank] = Process.read(self._folder / f"pid-{rank}")
         return self._processes
 
-    def add(self, rank: int, process: Process) -> None:
-        """A rank that was forked just now, before it registers itself."""
+    def add(self, rank: int, process: Process, waits: bool = False) -> None:
+        """A rank that was forked just now, before it registers itself; one that `waits` takes the place of another."""
         self._processes[rank] = process
+        self._lost.discard(rank)
+        if waits:
+            self._waiting.add(rank)
 
     @property
     def all_registered(self) -> bool:
         return all((self._folder / f"pid-{rank}").exists() for rank in range(self._nodes))
 
     def all_wrote(self, what: str) -> bool:
-        """Whether all ranks that are not lost have written the file WHAT-PID."""
+        """Whether all ranks have written the file WHAT-PID, but for those that are lost or wait in their place."""
         return len(self.processes) == self._nodes and all(
-            (self._folder / f"{what}-{process.pid}").exists() or (self._folder / f"lost-{rank}").exists()
-            for rank, process in self.processes.items()
+            rank in self._lost or (rank in self._waiting and not self.has_connected(rank)) or self._wrote(what, rank)
+            for rank in self.processes
         )
+
+    def _wrote(self, what: str, rank: int) -> bool:
+        return (self._folder / f"{what}-{self._processes[rank].pid}").exists()
+
+    def has_connected(self, rank: int) -> bool:
+        """Whether the present process of this rank has connected to the others."""
+        return self._wrote(CONNECTED, rank)
 
     @property
     def have_connected(self) -> bool:
-        return self.all_wrote(CONNECTED)
+        """Whether all ranks have, once."""
+        self._connected = self._connected or self.all_wrote(CONNECTED)
+        return self._connected
 
     def are_stopped(self, ranks: Iterable[int]) -> bool:
         """Whether all of these running ranks are stopped (SIGSTOP)."""
         return all(self._processes[rank].is_stopped() for rank in ranks)
 
-    def mark_lost(self, rank: int) -> None:
-        """Write for the others that this rank has ended."""
-        (self._folder / f"lost-{rank}").touch()
+    def mark_lost(self, rank: int, attempt: int) -> None:
+        """Write for the others that this rank, started again so often, has ended."""
+        self._lost.add(rank)
+        (self._folder / lost_note(rank, attempt)).touch()
+
+    def to_start(self) -> list[int]:
+        """The ranks that are to be started again on request; each request is returned once."""
+        found = [rank for rank in range(self._nodes) if (self._folder / start_note(rank)).exists()]
+        for rank in found:
+            (self._folder / start_note(rank)).unlink(missing_ok=True)
+        return found
 
     def send(self, number: int) -> None:
         """Send a signal to all ranks that still run; never to another process that got the pid of one."""
@@ -90,6 +115,7 @@ class Ranks:
 
         def forward(number: int, frame: object) -> None:
             nonlocal interrupted
+            self.asked_to_stop = True
             if number == signal.SIGINT and (interrupted or not self.all_wrote(STOPS_ON_SIGNALS)):
                 if interrupted:
                     self.send(signal.SIGKILL)

@@ -68,6 +68,20 @@ def prepared(
         direction(config.checkpoint.best)
     if config.chaos.rank is not None:
         check_range("chaos.rank", config.chaos.rank, 0, int(weights.size) * config.ranks_per_node - 1)
+    if config.chaos.name == "churn" and config.on_peer_loss != "replace":
+        raise ConfigError(
+            f"chaos=churn: nodes are lost and come back, on_peer_loss=replace ({config.on_peer_loss} here)"
+        )
+    if config.on_peer_loss == "replace" and here.launcher != "alone":
+        raise ConfigError(
+            f"on_peer_loss=replace: {here.launcher} does not start a lost rank again; use dgt train alone, which does "
+            "on one host, or torchrun --max-restarts with resume=auto, or on_peer_loss=continue under srun"
+        )
+    if config.on_peer_loss == "replace" and config.ranks_per_node != 1:
+        raise ConfigError(
+            f"on_peer_loss=replace: not with ranks_per_node={config.ranks_per_node}, whose nodes do not come back; "
+            "take on_peer_loss=continue"
+        )
     if config.on_peer_loss == "continue" and here.launcher == "torchrun":
         raise ConfigError(
             "on_peer_loss=continue: torchrun ends all ranks when one is lost; on_peer_loss=stop there (it may change "

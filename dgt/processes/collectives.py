@@ -137,7 +137,7 @@ def wait(node: Node, work: dist.Work) -> None:
 
 
 def _refuse_departed(node: Node) -> None:
-    left = peer_status.find_departure(node.store, node.members)
+    left = peer_status.find_departure(node.store, node.generation)
     if left is not None and left.calls < node.calls:
         where = f"in a call of all ranks after {node.steps} steps"
         raise TrainingError(has_left(node.title, f"{node.called} {left.name}", left.steps, where))
@@ -187,7 +187,7 @@ def peer_errors(node: Node, call: str) -> Iterator[None]:
 def other_positions(node: Node, position: Position, others: Sequence[int], missing: Absence) -> str:
     """'; node 1 waited in ..., node 0 in ...', where `others` were when they gave up; empty if none was elsewhere."""
     seconds = 1.0 if missing.timed_out else 0.0  # after a timeout the others time out at about the same moment
-    found = peer_status.exchange_positions(node.store, node.members, node.name, position, others, seconds)
+    found = peer_status.exchange_positions(node.store, node.generation, node.name, position, others, seconds)
     # ranks in different steps are no mistake: each of them waits for the messages of a rank that is missing
     different = {
         name: theirs.text

@@ -32,6 +32,8 @@ class LocalRank:
     placement: Placement
     store_file: Path
     """File of the rendezvous store: no port, no host names. Its directory is that of the launcher's notes."""
+    attempt: int = 0
+    """How often this rank's process was started again, in place of one that was lost."""
 
 
 _local_rank: LocalRank | None = None
@@ -48,6 +50,11 @@ def placement() -> Placement:
     if _local_rank is not None:
         return _local_rank.placement
     return detect(os.environ, _has_terminal(), _launchers_variables())
+
+
+def attempt() -> int:
+    """How often this rank's process was started again in place of one that was lost; the others are under way then."""
+    return 0 if _local_rank is None else _local_rank.attempt
 
 
 def starts_ranks() -> bool:

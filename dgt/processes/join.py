@@ -77,7 +77,7 @@ def choose_device_and_backend(node: Node, backend: str, device: str) -> None:
     node.device = torch.device(choose_device(device, node.placement.local_rank, gpus))
     gpu_of_rank = node.gpu_of_rank = node.all_gather(torch.tensor(_gpu_number(node.device, mig))).tolist()
     refuse_missing_gpu(device, gpu_of_rank)
-    node.backend = choose_backend(backend, gpu_of_rank)
+    node.backend = "gloo" if node.is_new else choose_backend(backend, gpu_of_rank)
     words = explain_backend(backend, gpu_of_rank)
     if words and node.is_main:
         log.warning("%s", words)
@@ -183,7 +183,10 @@ def _connect(timeout: float) -> Node:
                 store = stores.of_launcher(where, patience)
             if where.local_size < where.size:
                 probing.raise_if_ports_closed(store, where, environment.interface())
-            groups = rendezvous.init_groups(store, where.rank, where.size, patience)
+            if environment.attempt():
+                groups = rendezvous.init_groups(dist.HashStore(), 0, 1, patience)
+            else:
+                groups = rendezvous.init_groups(store, where.rank, where.size, patience)
     except PeerError:
         raise
     except RuntimeError as error:
@@ -192,14 +195,25 @@ def _connect(timeout: float) -> Node:
     notes = file.parent if file is not None else None
     node = Node(where, torch.device("cpu"), "gloo", timeout, groups, store, list(range(where.size)), notes)
     del groups
+    node.nodes = where.size
+    if environment.attempt():
+        _be_alone(node)
     try:
         _same_version(node)
     except BaseException:
         node.close_connections()
         raise
     rendezvous.set_timeout(node.control, timeout)
-    node.write_launcher_note(CONNECTED)
+    if not node.is_new:
+        node.write_launcher_note(CONNECTED)
     return node
+
+
+def _be_alone(node: Node) -> None:
+    """In place of a lost process: a network of one, until the others take it in (`Node.change_members`)."""
+    name = node.rank
+    node.members, node.attempts, node.is_new = [name], {name: environment.attempt()}, True
+    node.placement = dataclasses.replace(node.placement, rank=0, size=1)
 
 
 def _placement_within(patience: timedelta) -> tuple[Placement, dist.Store]:

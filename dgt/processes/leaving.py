@@ -41,7 +41,7 @@ def _wait_for_all(node: Node, scopes: Sequence[Node]) -> None:
 
     for scope in scopes:
         departure = Departure(scope.name, node.steps, scope.calls)
-        peer_status.publish_departure(scope.store, scope.members, departure)
+        peer_status.publish_departure(scope.store, scope.generation, departure)
         for sign in scope.life_signs:
             sign.leave(node.steps)
     header = call_header.pack("leaving `with dgt.join()`", f" after {node.steps} steps")

@@ -14,7 +14,7 @@ import signal
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,10 +32,22 @@ if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command impor
     import torch.distributed as dist
 
 RENDEZVOUS_SECONDS = 300.0  # least time for ranks to start and connect
-RECONNECT_SECONDS = (5.0, 30.0)  # least and most time for ranks that are all alive to connect again
+# least and most time for ranks that are all alive to connect again, doubled after each failure: gloo takes STALL times
+# as long where one of them dies meanwhile
+RECONNECT_SECONDS, STALL = (2.0, 30.0), 5
 # names of files that a rank writes for dgt's own launcher: it has connected to all others; it saves when asked to stop
 CONNECTED, STOPS_ON_SIGNALS = "connected", "stops"
 SAME_SECONDS = 1.0  # one Ctrl-C may arrive twice, from the terminal and from a launcher
+
+
+def lost_note(name: int, attempt: int) -> str:
+    """The file by which dgt's own launcher says that the process of a node, started again so often, has ended."""
+    return f"lost-{name}.{attempt}"
+
+
+def start_note(name: int) -> str:
+    """The file that asks dgt's own launcher to start a process for a node."""
+    return f"start-{name}"
 
 
 class Exchange(Protocol):
@@ -102,10 +114,17 @@ class Node:
     launcher_notes: Path | None = None
     """The directory through which dgt's own launcher and its ranks exchange files; None under other launchers."""
     generation: int = 0
-    """How often ranks were lost and the rest connected again; part of the store's keys, which are never reused."""
+    """How often the members have changed and connected again; part of the store's keys, which are never reused."""
+    nodes: int = 0
+    """Nodes of the whole network, those that are away included."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    """How often the process of a node was started again, of the nodes where it was."""
+    is_new: bool = False
+    """This process takes the place of a lost one: it is alone until `change_members`, and then needs parameters."""
     parted: bool = False
     """All members have agreed that the run is over: a rank that fails from here on changes nothing."""
     channels: int = 0
+    _failed_to_connect: int = 0
     steps: int = 0
     """Steps that this node's optimizer has made."""
     calls: int = 0
@@ -264,6 +283,14 @@ class Node:
             self.handlers.setdefault(number, before)
         self.write_launcher_note(STOPS_ON_SIGNALS)
 
+    def leave_on_signal(self) -> None:
+        """From here on SIGUSR2 asks this node to leave the others, who then go on without it."""
+
+        def handle(number: int, frame: object) -> None:
+            self.notices.leave_asked = True
+
+        self.handlers.setdefault(signal.SIGUSR2, signal.signal(signal.SIGUSR2, handle))
+
     def restore_signals(self) -> None:
         """Undo `stop_on_signals`: no step follows that would check `optimizer.stop_now`."""
         for number, handler in self.handlers.items():
@@ -277,17 +304,23 @@ class Node:
             with contextlib.suppress(OSError):
                 note.touch() if exists else note.unlink(missing_ok=True)
 
+    def ask_launcher_to_start(self, name: int) -> None:
+        """Have dgt's own launcher start a process for a node that has left, or was lost for good."""
+        if self.launcher_notes is not None:
+            (self.launcher_notes / start_note(name)).touch()
+
     def _lost_to_launcher(self) -> set[int]:
         """Members whose process dgt's launcher has reaped; always empty under other launchers."""
-        if self.launcher_notes is None:
-            return set()
-        return {int(note.name[5:]) for note in self.launcher_notes.glob("lost-*")}.intersection(self.members)
+        return {name for name in self.members if self._is_lost(name, self.attempts.get(name, 0))}
+
+    def _is_lost(self, name: int, attempt: int) -> bool:
+        return self.launcher_notes is not None and (self.launcher_notes / lost_note(name, attempt)).exists()
 
     # ---------------------------------------------------------------------------------------------------------- leaving
 
     def steps_at_leaving(self, name: int) -> int | None:
         """How many steps node `name` had made when it left without an error; None if it has not."""
-        left = peer_status.find_departure(self.store, self.members, name)
+        left = peer_status.find_departure(self.store, self.generation, name)
         return left.steps if left is not None else None
 
     def close_connections(self) -> None:
@@ -333,35 +366,60 @@ class Node:
         if self.world.size > 1:
             self.world.store.set(regroup.ALARM, words)
 
-    def agree_on_survivors(self, iteration: int) -> int:
-        """Agree with the ranks that are left on who they are; returns the iteration to go on from.
+    def who_asks_to_join(self) -> dict[int, int]:
+        """Nodes whose process was started again and is ready to be taken in, and how often it was."""
+        known = {name: self.attempts.get(name, 0) for name in range(self.nodes)}
+        asking = regroup.who_asks_to_join(self.store, self.name, [name for name in known if name not in self.members])
+        return {name: tries for name, tries in asking.items() if tries > known[name] and not self._is_lost(name, tries)}
+
+    def change_members(self, iteration: int, leaving: Sequence[int] = ()) -> regroup.Members:
+        """Agree with the ranks that are left on who makes up the network from here on, and at which iteration.
 
         All of them have closed their connections before. The largest of their iterations is taken; if one of them has
-        received a stop, all stop there. With several ranks per node a node is left if all of its ranks are.
+        received a stop, all stop there. A new node waits until they take it in. With several ranks per node a node is
+        left if all of its ranks are.
+
+        leaving   nodes that this one knows to leave on purpose
         """
         if self.whole is not None:
             return self._agree_on_whole_nodes(self.whole, iteration)
         notices = self.notices
         stop = bool(notices.stop_asked) or notices.stop_at != NEVER
-        agreed = regroup.agree_on_survivors(
-            self.store,
-            self.generation,
-            self.members,
-            self.name,
-            iteration,
-            stop,
-            self._lost_to_launcher,
-            2 * self.timeout,
-        )
-        rank = agreed.members.index(self.name)
+        if self.is_new and self.members == [self.name]:
+            regroup.ask_to_join(self.store, self.name, self.attempts[self.name])
+            self.generation, agreed = regroup.wait_to_be_taken_in(self.store, self.name, self.attempts[self.name])
+            self.write_launcher_note(CONNECTED)
+        else:
+            agreed = regroup.agree_on_members(
+                self.store,
+                self.generation,
+                {name: self.attempts.get(name, 0) for name in self.members},
+                self.name,
+                regroup.Standing(iteration, stop, self.is_new, tuple(leaving)),
+                self._lost_to_launcher,
+                2 * max(self.timeout, STALL * self._reconnect_seconds),
+                self.who_asks_to_join,
+            )
+        self.attempts |= dict(zip(agreed.members, agreed.attempts, strict=True))
+        self.generation, self.channels = self.generation + 1, 0
+        if self.name in agreed.leaving:
+            self.members = [self.name]  # alone, and silent
+            self._set_placement(dataclasses.replace(self.placement, rank=0, size=1), speaks=False)
+            return agreed
+        rank, self.members = agreed.members.index(self.name), agreed.members
         self._set_placement(dataclasses.replace(self.placement, rank=rank, size=len(agreed.members)))
-        self.members, self.generation, self.channels = agreed.members, self.generation + 1, 0
         notices.stop_at, notices.save_at = agreed.iteration if agreed.stop else NEVER, NEVER
-        return agreed.iteration
+        return agreed
 
-    def _agree_on_whole_nodes(self, world: Node, iteration: int) -> int:
+    @property
+    def _reconnect_seconds(self) -> float:
+        least, most = RECONNECT_SECONDS
+        return min(most, least * 2**self._failed_to_connect)
+
+    def _agree_on_whole_nodes(self, world: Node, iteration: int) -> regroup.Members:
         """The same among all ranks; those of a node that has lost one of them raise `TrainingError`."""
-        iteration, ranks = world.agree_on_survivors(iteration), self.local.size
+        agreed, ranks = world.change_members(iteration), self.local.size
+        before = [(node, 0) for node in self.members]
         of_node = {node: range(node * ranks, (node + 1) * ranks) for node in self.members}
         left = [node for node, its in of_node.items() if set(its) <= set(world.members)]
         if self.name not in left:
@@ -372,10 +430,10 @@ class Node:
         place = dataclasses.replace(world.placement, rank=world.members.index(own), size=len(world.members))
         world._set_placement(place)
         self.members, self.placement = left, dataclasses.replace(place, rank=left.index(self.name), size=len(left))
-        return iteration
+        return regroup.Members(left, agreed.iteration, agreed.stop, [0] * len(left), before=before)
 
     def reconnect(self) -> None:
-        """Connect to the members that `agree_on_survivors` found; `PeerError` if one of them is lost meanwhile."""
+        """Connect to the members that `change_members` found; `PeerError` if one of them is lost meanwhile."""
         if self.whole is not None:
             self.whole.reconnect()
             self.divide_again()
@@ -383,12 +441,13 @@ class Node:
         regroup.wait_until_ready(
             self.store, self.generation, self.members, self.name, self._lost_to_launcher, 2 * self.timeout
         )
-        least, most = RECONNECT_SECONDS
         try:
-            self._connect(f"left-{self.generation}", max(least, min(self.timeout, most)))
+            self._connect(f"left-{self.generation}", self._reconnect_seconds)
+            self._failed_to_connect = 0
         except RuntimeError as error:
+            self._failed_to_connect += 1
             what = str(error).splitlines()[0][:120]
-            raise PeerError(f"node {self.name}: could not connect to the nodes that are left ({what})") from None
+            raise PeerError(f"node {self.name}: could not connect to the other nodes ({what})") from None
 
     def move(self, placement: Placement, prefix: str, between: Callable[[], None] = lambda: None) -> None:
         """Connect again with this placement, over keys of the store that begin with `prefix`; all ranks call it.
@@ -402,9 +461,9 @@ class Node:
         self._connect(prefix, max(self.timeout, RENDEZVOUS_SECONDS))
         self.write_launcher_note(CONNECTED)
 
-    def _set_placement(self, placement: Placement) -> None:
+    def _set_placement(self, placement: Placement, speaks: bool = True) -> None:
         self.placement = placement
-        output.rank_changed(self.is_main)
+        output.rank_changed(self.is_main and speaks)
 
     def _connect(self, prefix: str, seconds: float) -> None:
         """New process groups, over keys of the store that begin with `prefix`."""

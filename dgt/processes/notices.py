@@ -44,6 +44,8 @@ class Notices:
     stop_asked: int = 0
     """Number of the signal that asked this rank to stop, or 0; announced with the next step."""
     save_asked: bool = False
+    leave_asked: bool = False
+    """This node is to leave the others on purpose."""
 
     def hear(self, stop_at: int, save_at: int) -> None:
         """Take the earlier of what is known here and what a message says."""

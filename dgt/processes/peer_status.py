@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-from zlib import crc32
 
 if TYPE_CHECKING:  # torch is imported inside functions: the `dgt` command imports this module before torch
     import torch.distributed as dist
@@ -39,20 +38,20 @@ class Position(NamedTuple):
     text: str
 
 
-def publish_departure(store: dist.Store, members: Sequence[int], departure: Departure) -> None:
+def publish_departure(store: dist.Store, generation: int, departure: Departure) -> None:
     """Write that this rank has left, for ranks that wait for it."""
     text = " ".join(map(str, departure))
 
     def write() -> None:
-        store.set(f"{_prefix(members)}/left/{departure.name}", text)
-        store.set(f"{_prefix(members)}/left", text)
+        store.set(f"{_prefix(generation)}/left/{departure.name}", text)
+        store.set(f"{_prefix(generation)}/left", text)
 
     _bounded(write)
 
 
-def find_departure(store: dist.Store, members: Sequence[int], name: int | None = None) -> Departure | None:
+def find_departure(store: dist.Store, generation: int, name: int | None = None) -> Departure | None:
     """The departure of node `name`, or without a name the last that was published; None if there is none."""
-    key = f"{_prefix(members)}/left" if name is None else f"{_prefix(members)}/left/{name}"
+    key = f"{_prefix(generation)}/left" if name is None else f"{_prefix(generation)}/left/{name}"
 
     def read() -> Departure | None:
         return Departure(*map(int, store.get(key).split())) if store.check([key]) else None
@@ -61,10 +60,10 @@ def find_departure(store: dist.Store, members: Sequence[int], name: int | None =
 
 
 def exchange_positions(
-    store: dist.Store, members: Sequence[int], own: int, position: Position, others: Sequence[int], seconds: float
+    store: dist.Store, generation: int, own: int, position: Position, others: Sequence[int], seconds: float
 ) -> dict[int, Position]:
     """Publish where node `own` gave up waiting; returns the positions that `others` publish within these seconds."""
-    prefix = f"{_prefix(members)}/position"
+    prefix = f"{_prefix(generation)}/position"
     names = [name for name in others if name != own][:MOST]
 
     def exchange() -> dict[int, Position]:
@@ -79,24 +78,24 @@ def exchange_positions(
     return _bounded(exchange) or {}
 
 
-def publish_waiting(store: dist.Store, members: Sequence[int], name: int, waits: bool) -> None:
+def publish_waiting(store: dist.Store, generation: int, name: int, waits: bool) -> None:
     """Write that node `name` has been waiting for others for a while, or no longer does."""
-    _bounded(lambda: store.set(f"{_prefix(members)}/waiting/{name}", "1" if waits else "0"))
+    _bounded(lambda: store.set(f"{_prefix(generation)}/waiting/{name}", "1" if waits else "0"))
 
 
-def find_waiting(store: dist.Store, members: Sequence[int], names: Sequence[int]) -> list[int]:
+def find_waiting(store: dist.Store, generation: int, names: Sequence[int]) -> list[int]:
     """Those of these nodes that wait for others themselves."""
 
     def read() -> list[int]:
-        keys = {name: f"{_prefix(members)}/waiting/{name}" for name in names}
+        keys = {name: f"{_prefix(generation)}/waiting/{name}" for name in names}
         return [name for name, key in keys.items() if store.check([key]) and store.get(key) == b"1"]
 
     return _bounded(read) or []
 
 
-def _prefix(members: Sequence[int]) -> str:
-    """Keys of this set of members: those who go on after a loss must not read what was written before it."""
-    return f"dgt/{crc32(repr(list(members)).encode()):08x}"
+def _prefix(generation: int) -> str:
+    """Keys of the network since its members last changed: those who go on must not read what was written before."""
+    return f"dgt/network-{generation}"
 
 
 def _bounded(access: Callable[[], Result]) -> Result | None:

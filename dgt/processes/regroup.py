@@ -1,4 +1,4 @@
-"""What ranks decide through the rendezvous store: which of them go on after a loss, and how a run has ended.
+"""What ranks decide through the rendezvous store: which of them go on, who joins them, and how a run has ended.
 
 Every question has one key, written by compare-and-set: the first value is the answer, which all others read. The store
 is one file or is served by one process, so a part of the network that is cut off from it can decide nothing.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from dgt.errors import PeerError, StoreError, TrainingError
 
@@ -42,34 +42,58 @@ def _store_errors(name: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Survivors:
-    """What the ranks that are left after a loss agreed on."""
+class Standing:
+    """What a member tells the others when all meet."""
+
+    iteration: int
+    stop: bool = False
+    """It has received that the run is to stop."""
+    is_new: bool = False
+    """It has come back, and has no parameters of the network yet."""
+    leaving: tuple[int, ...] = ()
+    """Nodes that it knows to leave on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Who makes up the network from here on, as all have agreed."""
 
     members: list[int]
     iteration: int
     stop: bool
     """Whether one of them had received that the run is to stop."""
+    attempts: list[int] = field(default_factory=list)
+    """How often the process of each member was started again."""
+    new: list[int] = field(default_factory=list)
+    """Members that have no parameters of the network yet."""
+    leaving: list[int] = field(default_factory=list)
+    """Nodes that have left on purpose."""
+    before: list[tuple[int, int]] = field(default_factory=list)
+    """The members until now, those who are lost included, each with its attempts."""
 
 
-def agree_on_survivors(
+def agree_on_members(
     store: dist.Store,
     generation: int,
-    members: Sequence[int],
+    members: Mapping[int, int],
     name: int,
-    iteration: int,
-    stop: bool,
+    standing: Standing,
     lost: Lost,
     patience: float,
-) -> Survivors:
-    """Agree on who is left, on the largest iteration among them, and on whether to stop there.
+    waiting: Callable[[], dict[int, int]] = dict,
+) -> Members:
+    """Agree on who is left and who joins, on the largest iteration among them, and on whether to stop there.
 
     Every rank writes a key `there`. A rank that finds each member either there or in `lost()`, the members whose
     process the launcher has seen end, writes the decision. Under launchers that do not tell, `patience` seconds decide,
     and only for a majority (`may_go_on`).
+
+    members   until now: name -> how often its process was started again
+    waiting   returns the nodes that ask to be taken in, likewise
     """
-    place = f"reunion-{generation}"
+    place = _place(generation)
     with _store_errors(name):
-        store.set(f"{place}/there/{name}", json.dumps([iteration, stop]))
+        store.set(f"{place}/there/{name}", json.dumps(asdict(standing)))
         deadline = time.monotonic() + patience
         while not store.check([f"{place}/decision"]):
             if store.check([ALARM]):
@@ -78,15 +102,16 @@ def agree_on_survivors(
             living = [member for member in members if member not in dead]
             there = [member for member in living if store.check([f"{place}/there/{member}"])]
             if there == living or time.monotonic() > deadline:
-                store.compare_set(f"{place}/decision", "", _decision(store, place, there, living))
+                decision = _decision(store, place, members, there, living, waiting)
+                store.compare_set(f"{place}/decision", "", json.dumps(decision))
             else:
                 time.sleep(POLL_SECONDS)
         decided = json.loads(store.get(f"{place}/decision"))
     if "refused" in decided:
         raise TrainingError(decided["refused"])
-    if name not in decided["members"]:
+    if name not in decided["members"] and name not in decided["leaving"]:
         raise TrainingError(f"node {name} came too late: the others went on without it")
-    return Survivors(**decided)
+    return Members(**decided)
 
 
 def may_go_on(there: Sequence[int], living: Sequence[int]) -> bool:
@@ -94,18 +119,83 @@ def may_go_on(there: Sequence[int], living: Sequence[int]) -> bool:
     return 2 * len(there) > len(living) or (2 * len(there) == len(living) and min(living) in there)
 
 
-def _decision(store: dist.Store, place: str, there: list[int], living: list[int]) -> str:
+def _place(generation: int) -> str:
+    return f"reunion-{generation}"
+
+
+def _decision(
+    store: dist.Store,
+    place: str,
+    members: Mapping[int, int],
+    there: list[int],
+    living: list[int],
+    waiting: Callable[[], dict[int, int]],
+) -> dict[str, Any]:
     if not may_go_on(there, living):
         who = ", ".join(map(str, there))
-        return json.dumps(
-            {
-                "refused": f"after a loss {len(there)} of {len(living)} nodes found each other ({who}): without the "
-                "majority they do not go on, as the others may; resume=auto continues from the last checkpoint"
-            }
-        )
-    written = [json.loads(store.get(f"{place}/there/{member}")) for member in there]
-    iteration, stop = max(reached for reached, _ in written), any(stops for _, stops in written)
-    return json.dumps({"members": there, "iteration": iteration, "stop": stop})
+        return {
+            "refused": f"after a loss {len(there)} of {len(living)} nodes found each other ({who}): without the "
+            "majority they do not go on, as the others may; resume=auto continues from the last checkpoint"
+        }
+    standings = {member: Standing(**json.loads(store.get(f"{place}/there/{member}"))) for member in there}
+    new = [member for member in there if standings[member].is_new]
+    if new == there:
+        return {
+            "refused": "all nodes that knew the parameters are lost, those that came back do not have them yet; "
+            "resume=auto continues from the last checkpoint"
+        }
+    leaving = {name for standing in standings.values() for name in standing.leaving}.intersection(there)
+    # who leaves on purpose does not leave anybody without parameters; and a stop ends the run for all of them alike
+    stop = any(standing.stop for standing in standings.values()) or set(there) - set(new) <= leaving
+    leaving = set() if stop else leaving
+    coming = {} if stop else waiting()
+    attempts = {member: members[member] for member in there if member not in leaving} | coming
+    agreed = Members(
+        sorted(attempts),
+        max(standing.iteration for standing in standings.values()),
+        stop,
+        [attempts[member] for member in sorted(attempts)],
+        sorted({*new, *coming} - leaving),
+        sorted(leaving),
+        list(members.items()),
+    )
+    return asdict(agreed)
+
+
+# ------------------------------------------------------------------------------------------------- nodes that come back
+
+
+def ask_to_join(store: dist.Store, name: int, attempt: int) -> None:
+    """Node `name`, a process that was started for the `attempt`-th time again, is ready to be taken in."""
+    with _store_errors(name):
+        store.set(f"joining/{name}", str(attempt))
+
+
+def who_asks_to_join(store: dist.Store, own: int, absent: Iterable[int]) -> dict[int, int]:
+    """Of these nodes those that have asked to be taken in, and the attempt that has asked last."""
+    with _store_errors(own):
+        asking = [name for name in absent if store.check([f"joining/{name}"])]
+        return {name: int(store.get(f"joining/{name}")) for name in asking}
+
+
+def wait_to_be_taken_in(store: dist.Store, name: int, attempt: int) -> tuple[int, Members]:
+    """Wait for the decision that has this attempt of node `name` among its members; which generation it ends, and it.
+
+    A launcher ends who waits for a network that has ended.
+    """
+    generation = 0
+    with _store_errors(name):
+        while True:
+            key = f"{_place(generation)}/decision"
+            if not store.check([key]):
+                time.sleep(POLL_SECONDS)
+                continue
+            decided = json.loads(store.get(key))
+            if "refused" in decided:
+                raise TrainingError(decided["refused"])
+            if (name, attempt) in zip(decided["members"], decided["attempts"], strict=True):
+                return generation, Members(**decided)
+            generation += 1
 
 
 def wait_until_ready(

@@ -122,8 +122,14 @@ def init_groups(store: dist.Store, rank: int, size: int, patience: timedelta) ->
     """torch's default process group over gloo, for control messages and at first for data too."""
     import torch.distributed as dist
 
-    with forks.sockets_kept_from_children():
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
+    try:
+        with forks.sockets_kept_from_children():
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
+    except BaseException:
+        # the count of groups is part of their keys, and includes those that failed: a rank whose last attempt failed,
+        # and one that had no such attempt, would wait for each other under different keys
+        dist.distributed_c10d._world.group_count = 0
+        raise
     control = dist.group.WORLD
     assert control is not None
     return {"control": control, "data": control}

@@ -21,13 +21,13 @@ from dgt.reference.allreduce import allreduce
 from dgt.reference.dsgd import dsgd
 from dgt.reference.exact_diffusion import exact_diffusion
 from dgt.reference.gradient_tracking import gradient_tracking
-from dgt.reference.members import with_returned, without
+from dgt.reference.members import taken_in, with_returned, without
 from dgt.reference.stacked import StackedProblem, State, StepSize, mix, network_metrics
 from dgt.reference.wire import Mixing
 
 __all__ = [
     "StackedProblem", "State", "StepSize", "Twin", "allreduce", "dsgd", "exact_diffusion", "gradient_tracking", "mix",
-    "named", "network_metrics", "states", "with_returned", "without",
+    "named", "network_metrics", "states", "taken_in", "with_returned", "without",
 ]  # fmt: skip
 
 Twin = Callable[..., Iterator[State]]

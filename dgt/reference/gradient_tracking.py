@@ -30,6 +30,7 @@ def gradient_tracking(
     base_options: Mapping[str, Any] | None = None,
     base_form: str = "mixed",
     overflows: Callable[[int], npt.NDArray[np.bool_]] | None = None,
+    makes: Callable[[int], npt.NDArray[np.bool_]] | None = None,
 ) -> Iterator[State]:
     """Theta' = W (Theta - alpha_t Y),  Y' = W Y + G (g' - g),  Y_0 = G g_0; W = I on local steps.
 
@@ -37,7 +38,8 @@ def gradient_tracking(
     Theta' = W (Theta - alpha_t P(W Y)), together Theta' = W Theta - alpha_t P(W Y), own W (Theta - alpha_t P(Y)),
     predicted W (Theta - alpha_t P(Y; S)) with second moments of S = W Y_before + W_ii G (g' - g).
 
-    Nodes whose gradient overflows at step t stay out of it: g' is what makes Y' = 0 there.
+    Nodes whose gradient overflows at step t stay out of it: g' is what makes Y' = 0 there. Which nodes make the local
+    step t, `makes` says: of the others theta, Y and g stay (without momentum).
     """
     theta, G = problem.start, column(strategy.gradient_scale, problem.start)
     mix_theta, mix_tracker = mixing(W, wire), mixing(W, wire, "tracker")
@@ -51,6 +53,7 @@ def gradient_tracking(
     tracker = G * gradient
     before = 0 * tracker
     for t in range(iterations):
+        staying = theta
         mixed = mix_tracker(tracker) if exchanges(t, local_steps) else tracker
         mix = mix_theta if exchanges(t, local_steps) else unmixed
         second = None
@@ -60,12 +63,16 @@ def gradient_tracking(
             theta = descend(mix(theta), mixed, at(lr, t))
         else:
             theta = mix(descend(theta, mixed if form == "mixed" else tracker, at(lr, t), second))
+        if makes is not None:
+            theta = np.where(column(makes(t), theta), theta, staying)
         before = mixed
         yield State(t + 1, theta, tracker, gradient)
         if t + 1 < iterations:
             following = with_momentum(problem.gradient(theta, t + 1))
             if overflows is not None:
                 following = np.where(column(overflows(t + 1), mixed), gradient - mixed / G, following)
+            if makes is not None:
+                following = np.where(column(makes(t + 1), following), following, gradient)
             tracker = mixed + G * (following - gradient)
             gradient = following
 

@@ -23,3 +23,17 @@ def with_returned(theta: Array, kept: list[int], shares: Weights, nodes: int) ->
     everybody = np.broadcast_to(weighted_sum(shares, theta), (nodes, *theta.shape[1:])).copy()
     everybody[kept] = theta
     return everybody
+
+
+def taken_in(theta: Array, kept: list[int], W: scipy.sparse.csr_array) -> Array:
+    """Where a network starts anew, Y_0 = G g_0, that takes nodes in while it trains, from the theta of those who were
+    there: theta_i = sum_j W_ij theta_j / sum_j W_ij over the neighbours j that were, for every node i that was not.
+    """
+    everybody = np.zeros((W.shape[0], *theta.shape[1:]))
+    everybody[kept] = theta
+    present = np.zeros(W.shape[0])
+    present[kept] = 1.0
+    for node in sorted(set(range(W.shape[0])) - set(kept)):
+        row = W[[node]].toarray()[0] * present
+        everybody[node] = np.tensordot(row / row.sum(), everybody, 1)
+    return everybody

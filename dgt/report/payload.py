@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from dgt.report import verdict as verdicts
+from dgt.report.absences import absences
 from dgt.report.groups import Group, choices, curve, differing, varying
 from dgt.report.layout import positions
 from dgt.report.networks import record_of
+from dgt.report.waiting import slow_node
 from dgt.runs.layout import METRICS, NETWORK
 from dgt.runs.measures import OF_NODES, main, measure_of
 from dgt.runs.run import FINISHED, GOING_ON, SILENT, Record, Run, is_number
@@ -126,6 +128,7 @@ def _entry(runs: list[Run], name: str, points: int, numbers: int) -> Record:
         known = "are those that its config names" if networks else "are not known"
         notes.append(f"no {NETWORK}: the graph and the mixing rows {known}")
     nodes = _nodes(run, numbers, notes)
+    notes += [words for words in (absences(run), slow_node(run)) if words]
     curves = _curves(runs, points, notes)
     reason = run.reason
     return curves | {

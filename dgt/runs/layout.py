@@ -32,6 +32,7 @@ TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"  # what these sink
 
 CHECKPOINTED = ".checkpointed"  # marker: this run has had a checkpoint
 CHAOS_STRUCK = "chaos-struck"  # marker: the fault of `chaos=` has happened
+ASKED = "asked"  # requests to a run under way; `runs/requests.py` knows them
 LOCK_PREFIX = ".lock-"  # followed by a token: who holds the directory
 PROBE_PREFIX = ".writable-"  # followed by a token: made and removed to see whether one may write
 
@@ -39,5 +40,5 @@ PAGE, TABLE_CSV, TABLE_TEXT = "report.html", "table.csv", "table.md"  # dgt repo
 
 RESULTS = (METRICS, COMPARISON, BENCH)  # one of these makes a directory a finished run
 OF_A_RUN = (METRICS, SUMMARY, NODES, NETWORK, FAILURES)  # any of these, and `dgt report` takes it for one
-NOT_RUNS = (CHECKPOINTS, FIGURES, EXPORTS, TENSORBOARD, WANDB, MLFLOW, FAILURES)  # folders without further runs
+NOT_RUNS = (CHECKPOINTS, FIGURES, EXPORTS, TENSORBOARD, WANDB, MLFLOW, FAILURES, ASKED)  # folders without further runs
 WRITTEN = (METRICS, NODES, NETWORK, ENVIRONMENT, CONFIG)  # the last change of these tells whether a run goes on

@@ -125,9 +125,9 @@ class RunLock:
         if self._thread is not None:
             self._stop.set()
             self._thread.join(BEAT)
-            self._thread = None
             if self._lost_to is None:
                 _remove(self.path)
+            self._thread, self._stop, self._lost_to = None, threading.Event(), None  # it may be held again later
 
     def check(self) -> None:
         """Raise if the directory was lost, as after a pause that was taken for death: two must not write there."""
@@ -173,7 +173,8 @@ class RunLock:
         write(self.path, json.dumps(asdict(_self(self.run, self._since)) | {"held": held}) + "\n")
 
     def _beat(self) -> None:
-        while not self._stop.wait(BEAT):
+        stop = self._stop
+        while not stop.wait(BEAT):
             self._show_life()
 
     def _was_silent(self) -> bool:
@@ -199,6 +200,13 @@ class RunLock:
                 self._beaten = time.time()
             elif self._lost_to is None:
                 self._lost_to = holders[0] if holders else NOBODY  # who took it may have ended meanwhile
+
+
+def holder(directory: Path) -> Owner | None:
+    """Who holds the directory, as far as can be seen: not one whose process is gone from this host."""
+    paths = [path for path in directory.glob(f"{PREFIX}*") if not path.suffix]
+    owners = [owner for path in sorted(paths) if (owner := _read(path)) is not None]
+    return next((owner for owner in owners if owner.held and _lives(owner) is not False), None)
 
 
 def _self(run: str, since: float) -> Owner:

@@ -37,6 +37,7 @@ class RunLogger:
     start      names this start of the run; `command` is what the user typed
     simulated  whether there are no ranks at all
     lock       this process's claim to the directory
+    since      when the run was started, if that is not now
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RunLogger:
         command: str = "",
         simulated: bool = False,
         lock: RunLock | None = None,
+        since: float | None = None,
     ) -> None:
         self.path = Path(config.run_dir or "")
         self._config, self._nodes, self._speaks, self._simulated = config, nodes, speaks, simulated
@@ -55,7 +57,7 @@ class RunLogger:
         self._tail = Tail(SHOWN, config.iterations)
         self._warned: set[str] = set()
         self._facts = Facts(self.path, config.to_dict(), self._say_once)
-        self._started = time.time()
+        self._started = time.time() if since is None else since
 
     def start(
         self, first: int, history: Path | None = None, last_kept: int | None = None, under_way: bool = False
@@ -128,23 +130,29 @@ class RunLogger:
         if self._speaks and W is not None:
             self._facts.network(iteration, weights, W, members, graph)
 
-    def go_on(self, first: int, words: str, members: list[int], speaks: bool) -> None:
+    def pause(self) -> None:
+        """Before the network changes: close the files, which another rank 0 may open then."""
+        self.close()
+        self._speaks = False
+
+    def go_on(self, first: int, words: str, members: list[int], weights: Weights, speaks: bool) -> None:
         """The network has changed: tell it, note it in events.jsonl; a new rank 0 takes over the files.
 
         What was measured at iteration `first` with those who are lost is measured anew.
         """
         self._nodes = len(members)
         if speaks:
-            if self._speaks:
-                self.close()
             self._take_files(first, last_kept=first - 1)
-            self.membership(first, words, members)
+            self.membership(first, words, members, weights)
+        elif self._lock is not None:
+            self._lock.release()
 
-    def membership(self, iteration: int, words: str, members: list[int]) -> None:
-        """Say and note who makes up the network from this iteration on."""
+    def membership(self, iteration: int, words: str, members: list[int], weights: Weights) -> None:
+        """Say and note who makes up the network from this iteration on, and of which weights: the objective."""
         if self._speaks:
             say(words)
-            self._event({"iteration": iteration, "event": "membership", "members": members, "words": words})
+            event = {"iteration": iteration, "event": "membership", "members": members, "weights": weights.tolist()}
+            self._event({**event, "words": words})
 
     def take_over(self, iteration: int) -> None:
         """Write what is left to write after the last evaluation, in place of a rank 0 that is lost."""

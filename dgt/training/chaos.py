@@ -1,5 +1,7 @@
 """Rehearsed failure: `dgt train chaos=kill chaos.iteration=40`. One fault, once per run directory.
 
+Two go on: chaos=slow, a node that takes its time before every step, and chaos=churn, nodes that are lost at random.
+
 What is not given is drawn from `chaos.seed`, so a rehearsal can be repeated. A marker file keeps a restarted run from
 being struck twice.
 """
@@ -26,6 +28,8 @@ from dgt.training.session import Session
 
 MARKER = CHAOS_STRUCK
 BACK = 5  # iterations that a rolled-back node goes back
+LATER = ("none", "corrupt", "disk_full", "slow", "churn")  # not one blow at one iteration
+CHURN_UNTIL = 0.9  # of the iterations: who is lost later would not be back at the end
 COMMIT_PHASES = ("commit", "prune")  # rank 0's
 
 
@@ -33,13 +37,13 @@ class Chaos:
     """The fault of a run, as one rank sees it."""
 
     def __init__(self, config: Config, node: Node) -> None:
-        self._settings, self._node = config.chaos, node
+        self._settings, self._node, self._last = config.chaos, node, config.iterations
         draw = random.Random(config.chaos.seed)
-        rank, iteration = draw.randrange(node.world.size), draw.randrange(1, max(2, config.iterations))
+        rank, iteration = draw.randrange(node.world.nodes), draw.randrange(1, max(2, config.iterations))
         if config.chaos.phase in COMMIT_PHASES:
             rank = 0
         rank = rank if config.chaos.rank is None else config.chaos.rank
-        self._here = config.chaos.name != "none" and rank == node.world.rank
+        self._here = config.chaos.name != "none" and rank == node.world.name
         self._at = iteration if config.chaos.iteration is None else config.chaos.iteration
         self._marker, self._draw = Path(str(config.run_dir)) / MARKER, draw
         self._iteration, self._old = -1, Tree()
@@ -47,14 +51,27 @@ class Chaos:
     def strike(self, iteration: int, session: Session) -> None:
         """Before every step."""
         self._iteration = iteration
+        if self._settings.name == "churn":
+            self._churn(iteration)
+        if self._settings.name == "slow" and self._here and iteration >= self._at:
+            session.delay = self._settings.seconds
         if not self._here or self._settings.phase != "step":
             return
         if self._settings.name == "rollback" and iteration == max(0, self._at - BACK):
             self._old = copied(session.state())
         if self._settings.name == "corrupt" and iteration == max(0, self._at - 1) and self._first_time():
             self._node.tamper = Tamper(self._settings.damage, self._at, self._node, self._draw)
-        if iteration == self._at and self._settings.name not in ("none", "corrupt", "disk_full") and self._first_time():
+        if iteration == self._at and self._settings.name not in LATER and self._first_time():
             getattr(self, f"_{self._settings.name}")(session)
+
+    def _churn(self, iteration: int) -> None:
+        """At most one node is lost in an iteration, the same for all ranks; never the half of them at once."""
+        node, settings = self._node, self._settings
+        draw = random.Random(f"{settings.seed} {iteration}")
+        victim, lost = draw.randrange(node.nodes), draw.random() < settings.rate * node.nodes
+        rests = iteration <= (settings.iteration or 0) or iteration > CHURN_UNTIL * self._last
+        if lost and victim == node.name and not rests and 4 * node.size > 3 * node.nodes:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def phase(self, name: str) -> None:
         """While a checkpoint is made, in whatever thread."""

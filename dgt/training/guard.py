@@ -31,6 +31,7 @@ from dgt.training.checkpoints.saving import Saver
 from dgt.training.ending import Ending, Stopped
 from dgt.training.evaluation import Evaluation
 from dgt.training.finished import evaluated_before, finished_before
+from dgt.training.gathering import Gathering
 from dgt.training.health import Health
 from dgt.training.keeping import Models, average_of
 from dgt.training.recording import environment, mixing_matrix_of
@@ -88,10 +89,14 @@ class RunGuard(Guard):
     command  what the user typed
     show     how the result is printed at the end: text, json or nothing
     lock     keeps other runs out of the directory
+    since    when this start of the run began, if that is not now
     """
 
-    def __init__(self, config: Config, start: str, command: str, show: str, lock: RunLock) -> None:
+    def __init__(
+        self, config: Config, start: str, command: str, show: str, lock: RunLock, since: float | None = None
+    ) -> None:
         self._config, self._start, self._command, self._show, self._lock = config, start, command, show, lock
+        self._since = since
         self._saver: Saver | None = None
         self._noting = contextlib.ExitStack()
 
@@ -106,11 +111,11 @@ class RunGuard(Guard):
     def name_nodes(self, node: Node, weights: Weights) -> None:
         """As many nodes as there are ranks, or those that the last checkpoint of a run with losses has."""
         config = self._config
-        if config.on_peer_loss == "continue" and node.backend == "nccl":
-            raise ConfigError("on_peer_loss=continue: nccl cannot go on without a rank; use backend=gloo")
+        if config.on_peer_loss != "stop" and node.backend == "nccl":
+            raise ConfigError(f"on_peer_loss={config.on_peer_loss}: nccl cannot go on without a rank; use backend=gloo")
         settle_members(node, int(weights.size), lambda: last_commit(config), config.resume, log.info)
         # an error from here on is a failure of the run, told by its directory; before, it is bad input
-        self._noting.enter_context(noted(Path(str(config.run_dir)) / FOLDER / self._start, node.world.rank))
+        self._noting.enter_context(noted(Path(str(config.run_dir)) / FOLDER / self._start, node.world.name))
 
     def run(self, session: Session, loop: Loop) -> Stopped | None:
         """Resume if asked to, then the loop, again after each loss of ranks; all ranks end it together: `ending.py`."""
@@ -124,12 +129,17 @@ class RunGuard(Guard):
         self._first, self._evaluated = first, evaluated_before(config, node, first, history)
         self._early = EarlyStop(config)
         self._early.go_on(node, first, self._evaluated, history)
-        self._logger = RunLogger(config, node.size, node.is_main, self._start, self._command, lock=self._lock)
+        speaks = node.is_main and not node.is_new
+        self._logger = RunLogger(
+            config, node.size, speaks, self._start, self._command, lock=self._lock, since=self._since
+        )
         self._record = self._logger.record
         self._logger.start(first, history)
         self._logger.environment(environment(node, config))
         if session.returned:
-            self._logger.membership(first, session.returned, node.members)
+            self._logger.membership(first, session.returned, node.members, session.weights)
+        self._roll = {} if node.is_new else session.roll()
+        self._gathering = Gathering(session)
         self._chaos = Chaos(config, node)
         self._models = Models(config, log.info)
         if node.is_main:
@@ -153,16 +163,19 @@ class RunGuard(Guard):
             if warning:
                 log.info(warning)
             session.node.stop_on_signals()
+        if self._config.on_peer_loss != "stop":
+            session.node.leave_on_signal()
         training_began()
 
     def _run_until_the_end(self, session: Session, loop: Loop) -> Stopped | None:
-        lost = False
+        changes = session.node.is_new
         while True:
             try:
-                if lost:
-                    self._regroup(session)
-                    lost = False
-                return self._run_once(session, loop)
+                if changes and not self._regroup(session):
+                    return None
+                end = self._run_once(session, loop)
+                if not self._gathering.meets:
+                    return end
             except AlarmError as alarm:
                 session.node.raise_alarm(str(alarm))
                 raise
@@ -172,7 +185,7 @@ class RunGuard(Guard):
                 if self._config.on_peer_loss == "stop":
                     raise
             # outside of `except` nothing refers to the error, whose frames would keep the old connections open
-            lost = True
+            changes = True
 
     def _run_once(self, session: Session, loop: Loop) -> Stopped | None:
         """With the nodes that are there: the loop, and the end that all ranks come to together."""
@@ -184,6 +197,9 @@ class RunGuard(Guard):
             self._first, session.weights, mixing_matrix_of(session.network), node.members, session.graph
         )
         ending.stopped_at = loop(session, self, self._first)
+        if self._gathering.meets:
+            session.optimizer.drain()
+            return None
         ending.early = self._early.reason
         ending.has_begun = True
         self._chaos.phase("drain")
@@ -194,14 +210,23 @@ class RunGuard(Guard):
         node.world.barrier()
         return ending.conclude(self._saver)
 
-    def _regroup(self, session: Session) -> None:
-        """Go on with the ranks that are left, from one iteration that they agree on."""
-        words = session.regroup()
+    def _regroup(self, session: Session) -> bool:
+        """Go on with the ranks that are left, and those who come back, from one iteration that they agree on; False on
+        a node that has left."""
+        self._logger.pause()
+        words = session.regroup(self._roll, self._gathering.leaving)
+        if not words:
+            session.node.parted = True
+            return False
+        node = session.node
         self._first, self._evaluated, self._ending.has_begun = session.optimizer.iteration, False, False
-        self._logger.go_on(self._first, words, session.node.members, speaks=session.node.is_main)
-        if session.node.is_main:  # a new one takes over
+        self._logger.go_on(self._first, words, node.members, session.weights, speaks=node.is_main)
+        self._roll = session.roll()
+        self._gathering.over()
+        if node.is_main:  # a new one takes over
             self._models.start(self._first)
-        self._early.share(session.node)
+        self._early.share(node)
+        return True
 
     def evaluates(self, iteration: int) -> bool:
         """Not again where the run was saved after that evaluation."""
@@ -223,9 +248,13 @@ class RunGuard(Guard):
         session, saver, last = self._session, self._saver, self._config.iterations
         if self._early.reason:
             return True
-        if saver is not None:
-            if session.optimizer.stop_now:
+        if saver is not None and session.optimizer.stop_now:
+            return True
+        if self._config.on_peer_loss != "stop" and iteration < last:
+            self._gathering.ask()
+            if self._gathering.is_now(iteration):
                 return True
+        if saver is not None:
             if saver.is_due(iteration) and self._first < iteration < last:  # the last one is written at the end
                 saver.save(iteration, average_of(session, iteration))
             saver.ask_if_late()

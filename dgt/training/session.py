@@ -14,6 +14,7 @@ from dgt.algorithms import DecentralizedOptimizer
 from dgt.config import Config
 from dgt.errors import PeerError, TrainingError
 from dgt.exchange.buffers import MixedBuffers
+from dgt.exchange.handing_over import hand_over
 from dgt.exchange.network import Network, network_facts
 from dgt.network import mixing
 from dgt.network.members import among
@@ -21,12 +22,15 @@ from dgt.network.schedules import Schedule, Topology, union_of
 from dgt.network.weights import Weights
 from dgt.problems import Problem
 from dgt.processes.node import Node
+from dgt.processes.regroup import Members
 from dgt.training import schedules
-from dgt.training.checkpoints.state import Tree, random_state, restore_random_state
+from dgt.training.checkpoints.state import Tree, random_state, restore_random_state, seed_generators
 from dgt.training.evaluation import Evaluation, evaluate
-from dgt.training.setup import row_of_members
+from dgt.training.pace import Pace
+from dgt.training.setup import alone, row_of_members
 from dgt.training.stepping import Stepping
 
+Roll = dict[int, int]  # node -> how often its process was started again
 MEMBERS = "members"  # the fact that names the nodes of a checkpoint, where some are lost
 MAY_DIFFER = ("iterations", "transport", "overlap", "placement", "stop")  # on resume: the numbers do not depend on them
 
@@ -51,9 +55,11 @@ class Session:
     ) -> None:
         self.config, self.node, self.network, self.problem, self.seeds = config, network.node, network, problem, seeds
         self.whole = graph, weights
-        self.graph, self.weights = self.whole if self.is_whole else among(*self.whole, self.node.members)
+        self.node.nodes = int(weights.size)
+        self.graph, self.weights = self._of_members()
         self.returned = ""  # which nodes came back when the run was resumed, in words
-        self.clock, self.losses = Clock(), IntervalLoss(self.node.name)
+        self.clock, self.losses, self.pace = Clock(), IntervalLoss(self.node.name), Pace(config)
+        self.delay = 0.0  # seconds before every gradient: a rehearsed slow node
         self._use(optimizer)
 
     @property
@@ -78,47 +84,88 @@ class Session:
         self.clock.evaluating()
         evaluation = evaluate(self.problem, self.optimizer, self.losses.mean())
         self.losses.clear()
+        self.pace.compare(self.node)
         self.clock.resume()
         return evaluation and evaluation.with_times(self.clock.training, self.clock.evaluation_share)
 
-    def regroup(self) -> str:
-        """Meet those who are left and start their network, with new trackers at everybody's own parameters.
+    def regroup(self, before: Roll | None = None, leaving: Sequence[int] = ()) -> str:
+        """Meet those who are left and those who come back, and start their network, with new trackers on all.
 
-        lambda is scaled anew over them: from here on the run is for their objective. Returns what happened, in words.
+        Everybody has its own parameters, who comes back those of its neighbours. lambda is scaled over those who are
+        there: from here on the run is for their objective. Returns what happened, in words; nothing on a node that
+        leaves.
+
+        before    who was there when it was last told what happened, if that is not now
+        leaving   nodes that this one knows to leave on purpose
         """
-        before = self.node.members
+        before = before or ({} if self.node.is_new else self.roll())
         while True:
             try:
-                return self._regroup_once(before)
+                return self._regroup_once(before, leaving)
             except PeerError:  # another one is lost meanwhile
                 pass
 
-    def _regroup_once(self, before: list[int]) -> str:
+    def _regroup_once(self, before: Roll, leaving: Sequence[int]) -> str:
+        node = self.node
         self.optimizer.close()
-        self.node.close_connections()
-        iteration = self.optimizer.iteration = self.node.agree_on_survivors(self.optimizer.iteration)
-        words = _loss_in_words(before, self.node.members, iteration)
-        graph, weights = among(*self.whole, self.node.members)
+        node.close_connections()
+        agreed = node.change_members(self.optimizer.iteration, leaving)
+        if node.name in agreed.leaving:
+            return ""
+        self.optimizer.iteration = agreed.iteration
+        words = changes_in_words(before or dict(agreed.before), self.roll(), agreed)
+        self.graph, self.weights = self._of_members()
         # before connecting: a rank still connecting when the others exit would take them for lost, and train alone
-        if not nx.is_connected(union_of(graph)):
-            names = self.node.members
-            pieces = [sorted(names[rank] for rank in piece) for piece in nx.connected_components(union_of(graph))]
+        if not nx.is_connected(union_of(self.graph)):
+            names = node.members
+            pieces = [sorted(names[rank] for rank in piece) for piece in nx.connected_components(union_of(self.graph))]
             raise TrainingError(f"{words}, and the network falls apart: {' and '.join(map(str, pieces))}")
-        self.node.reconnect()
-        row = row_of_members(self.config, self.node, self.whole[1], self.whole[0])
-        self.network = self.network.among(graph, weights, row)
-        self.graph, self.weights = graph, weights
-        self.problem.go_on_with(self.node.members, weights)
-        self.restart_optimizer(iteration)
-        self.losses.keep_if_all_have(self.node)
-        return f"{words}; {self.node.size} nodes go on for their own objective, trackers start anew"
+        node.reconnect()
+        row = None if self.is_whole else row_of_members(self.config, node, self.whole[1], self.whole[0])
+        self.network = self.network.among(self.graph, self.weights, row)
+        self.problem.go_on_with(node.members, self.weights)
+        if agreed.new:
+            self._hand_over([node.members.index(name) for name in agreed.new], agreed.iteration)
+        self.restart_optimizer(agreed.iteration)
+        self.losses.keep_if_all_have(node)
+        return f"{words}; {node.size} nodes go on for their own objective, trackers start anew"
+
+    def _hand_over(self, new: Sequence[int], iteration: int) -> None:
+        """Nodes that come back get the parameters of their neighbours, and the time that the run has taken."""
+        node, clock = self.node, self.clock
+        hand_over(self.network, union_of(self.graph), self.weights, new, self.problem.model)
+        times = node.all_gather([clock.training, clock.evaluation])
+        if node.is_new:
+            clock.training, clock.evaluation = times.max(0).values.tolist()
+            seed_generators(self.seeds[0], iteration * node.size + node.name + 1)  # not those of its first start again
+            node.is_new = False
+
+    def roll(self) -> Roll:
+        """Who is there, and how often the process of each was started again."""
+        return {name: self.node.attempts.get(name, 0) for name in self.node.members}
+
+    def _of_members(self) -> tuple[Topology, Weights]:
+        """Graph and weights of those who are there: the original ones when all are."""
+        if self.is_whole:
+            return self.whole
+        if self.node.is_new and self.node.size == 1:  # nobody else yet
+            return alone()
+        return among(*self.whole, self.node.members)
 
     def step(self, iteration: int) -> None:
-        """One gradient, one exchange."""
+        """One gradient, one exchange; or nothing, where a slow node leaves a local step out."""
+        if self.pace.leaves_out(iteration):
+            self.optimizer.leave_out_step()
+            return
+        began = time.perf_counter() if self.pace.adapts else 0.0
         self.optimizer.zero_grad()
         self.stepping.set_lr(iteration)
+        if self.delay:
+            time.sleep(self.delay)
         with self.stepping.autocast():
             loss = self.problem.backward(iteration)
+        if self.pace.adapts:
+            self.pace.took(time.perf_counter() - began)
         self.losses.add(loss, iteration)
         self.stepping.clip()
         self.optimizer.step()
@@ -225,11 +272,21 @@ class Clock:
         return self._since - before
 
 
-def _loss_in_words(before: list[int], members: list[int], iteration: int) -> str:
-    lost = [name for name in before if name not in members]
-    if not lost:
-        return f"connections broke at iteration {iteration}, and all nodes are there"
-    return f"node{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} lost at iteration {iteration}"
+def changes_in_words(before: Roll, now: Roll, agreed: Members) -> str:
+    """Who is lost, has left or comes back; who was lost and is back already is both."""
+    lost = [name for name in before if now.get(name) != before[name] and name not in agreed.leaving]
+    left = [name for name in agreed.leaving if name in before]
+    back = [name for name in now if now[name] != before.get(name)]
+    said = [f"{_named(lost)} lost"] * bool(lost) + [f"{_named(left)} left as asked"] * bool(left)
+    whose = "their" if len(back) > 1 else "its"
+    said += [f"{_named(back)} back with the parameters of {whose} neighbours"] * bool(back)
+    if not said:
+        return f"connections broke at iteration {agreed.iteration}, and all nodes are there"
+    return f"{', '.join(said)} at iteration {agreed.iteration}"
+
+
+def _named(names: Sequence[int]) -> str:
+    return f"node{'s' * (len(names) > 1)} {', '.join(map(str, names))}"
 
 
 def run_facts(config: Config, seeds: Sequence[int]) -> dict[str, str]:

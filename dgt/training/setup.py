@@ -25,6 +25,7 @@ from dgt.processes.environment import cache_dir, host_number
 from dgt.processes.join import change_number
 from dgt.processes.node import Node
 from dgt.processes.placement import Placement
+from dgt.training import replacing
 from dgt.training.checkpoints.state import seed_generators
 
 DEFAULT_NODES = 16
@@ -81,11 +82,14 @@ def final_graph(config: Config, node: Node, weights: Weights, drawn: Topology) -
     """
     if isinstance(drawn, Schedule) or not topologies.is_slow(config.topology):
         return drawn
+    if node.is_new:
+        return replacing.told_graph(node, weights)
     edges = torch.zeros(drawn.number_of_edges(), 2, dtype=torch.int64)
     if node.is_main:
         edges += torch.from_numpy(edge_array(graphs.from_config(config.topology, weights)))
     graph = nx.empty_graph(weights.size)
     graph.add_edges_from(node.world.all_reduce(edges).tolist())
+    replacing.tell_graph(config, node, graph)
     return graph
 
 
@@ -94,7 +98,7 @@ def place_ranks(config: Config, node: Node, weights: Weights, graph: Topology) -
 
     All ranks call it.
     """
-    if config.placement != "graph":
+    if config.placement != "graph" or node.is_new:
         return
     here, _ = among(union_of(graph), weights, node.members)
     host_of_rank = node.all_gather(torch.tensor(host_number())).tolist()
@@ -118,8 +122,16 @@ def connect(config: Config, node: Node, weights: Weights, graph: Topology) -> Ne
     settings = (config.strategy.name, config.laziness, config.transport, config.crc)
     if node.size == weights.size:
         return Network(node, graph, weights, *settings)
+    if node.is_new:
+        nobody, own = alone()
+        return Network(node, nobody, own, *settings)
     left, weights_left = among(graph, weights, node.members)
     return Network(node, left, weights_left, *settings, row_of_members(config, node, weights, graph))
+
+
+def alone() -> tuple[nx.Graph, Weights]:
+    """The network of a node that has not met the others yet."""
+    return nx.empty_graph(1), weights.uniform(1)
 
 
 def row_of_members(config: Config, node: Node, weights: Weights, graph: Topology) -> MixingRow | None:
@@ -146,7 +158,7 @@ def make_problem(config: Config, node: Node, weights: Weights, seeds: Sequence[i
 
     seed_generators(seeds[0])
     problem = together(node, make)
-    if node.size != weights.size:
+    if node.size != weights.size and not node.is_new:
         problem.go_on_with(node.members, among(nx.empty_graph(weights.size), weights, node.members)[1])
     # dropout and the like differ between nodes, and between the ranks of a node
     seed_generators(seeds[0], node.name + 1 + node.local.rank * STREAMS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import re
 import time
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 
 import dgt
+from dgt.problems.least_squares import LeastSquaresProblem
 
 
 class Noisy(dgt.Problem):
@@ -95,3 +98,32 @@ class Silent(Noisy):
 
     def backward(self, iteration: int) -> None:
         super().backward(iteration)
+
+
+class Recorded(LeastSquaresProblem):
+    """Least squares without noise; every node writes down where it computes each gradient, and takes its time."""
+
+    Settings = None
+
+    def __init__(self, context: dgt.ProblemContext, folder: str, pause: float = 0.003) -> None:
+        super().__init__(context, noise=0.0)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.pause, self.file = pause, (Path(folder) / f"{context.node}").open("a")
+
+    def backward(self, iteration: int) -> None:
+        time.sleep(self.pause)
+        self.file.write(json.dumps([iteration, os.getpid(), self.theta.detach().flatten().tolist()]) + "\n")
+        self.file.flush()
+        super().backward(iteration)
+
+
+class FailsAlways(Noisy):
+    """One node's loss is never a number after the first few steps."""
+
+    def __init__(self, context: dgt.ProblemContext, node: int) -> None:
+        super().__init__(context, pause=0.002)
+        self.fails = context.node == node
+
+    def backward(self, iteration: int) -> float:
+        loss = super().backward(iteration)
+        return float("nan") if self.fails and iteration > 20 else loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import torch.distributed as dist
 
 from dgt.errors import ConfigError
 from dgt.processes import rendezvous as meeting
+from dgt.processes.node import Node
+from tests.distributed.ranks import run_ranks
 
 PATIENCE = timedelta(seconds=20)
 
@@ -78,3 +81,25 @@ def test_every_start_has_a_room_of_its_own_even_after_half_a_start() -> None:
     for room in second.values():
         assert room.check([f"seen/{rank}" for rank in range(4)]), "all in one room"
         assert not room.check(["address"]), "and in none that was used before"
+
+
+@dataclass
+class Unlike:
+    """Rank 1 has tried to connect before, in vain, when it meets rank 0, which has not."""
+
+    path: str
+
+    def run(self, node: Node) -> bool:
+        node.close_connections()
+        patience = timedelta(seconds=20)
+        if node.rank == 1:
+            with pytest.raises(RuntimeError):
+                meeting.init_groups(dist.HashStore(), 1, 2, timedelta(seconds=0.2))
+        node.groups = meeting.init_groups(dist.FileStore(self.path, 2), node.rank, 2, patience)
+        node.barrier()
+        return True
+
+
+def test_ranks_of_unlike_histories_connect(tmp_path: Path) -> None:
+    """torch counts groups in the names of their keys, also those that failed: the two waited for each other."""
+    assert run_ranks(Unlike(str(tmp_path / "store")), 2) == {0: True, 1: True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from dgt.network.members import among, row_among
 from dgt.network.mixing import mixing_matrix, strategy
 from dgt.network.weights import normalise
 from dgt.processes import regroup
-from dgt.processes.regroup import BROKEN, Question, Survivors
+from dgt.processes.regroup import BROKEN, Members, Question, Standing
 from dgt.training.checkpoints.files import Commit, Writer, committed
 from dgt.training.checkpoints.returning import members_of
 
@@ -47,30 +48,46 @@ def on_threads(do: Callable[[int], object], names: list[int]) -> dict[int, Any]:
 
 
 def decide(
-    store: dist.Store, names: list[int], lost: set[int], patience: float = 10, generation: int = 0, heard: int = -1
+    store: dist.Store,
+    names: list[int],
+    lost: set[int],
+    patience: float = 10,
+    generation: int = 0,
+    heard: int = -1,
+    waiting: dict[int, int] | None = None,
+    **said: dict[str, Any],
 ) -> dict[int, Any]:
-    """Nodes of a network of four meet again at iterations 40, 41, ...; one may have heard of a stop."""
+    """Nodes of a network of four meet again at iterations 40, 41, ...; one may have heard of a stop, others wait to be
+    taken in, and `node_2` says more than its iteration."""
+    more = {int(name.removeprefix("node_")): words for name, words in said.items()}
     return on_threads(
-        lambda name: regroup.agree_on_survivors(
-            store, generation, FOUR, name, 40 + name, name == heard, lambda: lost, patience
+        lambda name: regroup.agree_on_members(
+            store, generation, dict.fromkeys(FOUR, 0), name, Standing(40 + name, name == heard, **more.get(name, {})),
+            lambda: lost, patience, lambda: waiting or {},
         ),
         names,
     )  # fmt: skip
 
 
+def agreed_on(members: list[int], iteration: int, stop: bool = False, **more: Any) -> Members:
+    """A decision without newcomers."""
+    plain = {"attempts": [0] * len(members), "before": [[name, 0] for name in FOUR]}
+    return Members(members, iteration, stop, **(plain | more))
+
+
 @pytest.mark.parametrize("heard", [-1, 2])
 def test_those_who_are_left_agree(heard: int) -> None:
-    agreed = Survivors([0, 2, 3], 43, stop=heard == 2)
+    agreed = agreed_on([0, 2, 3], 43, stop=heard == 2)
     assert decide(dist.HashStore(), [0, 2, 3], lost={1}, heard=heard) == dict.fromkeys([0, 2, 3], agreed)
 
 
 def test_any_number_goes_on_where_the_launcher_knows_that_the_others_are_dead() -> None:
-    assert decide(dist.HashStore(), [3], lost={0, 1, 2}) == {3: Survivors([3], 43, stop=False)}
+    assert decide(dist.HashStore(), [3], lost={0, 1, 2}) == {3: agreed_on([3], 43)}
 
 
 def test_without_a_launcher_that_knows_time_decides_and_who_is_late_is_out() -> None:
     store = dist.HashStore()
-    assert decide(store, [0, 2], lost=set(), patience=1.0) == dict.fromkeys([0, 2], Survivors([0, 2], 42, stop=False))
+    assert decide(store, [0, 2], lost=set(), patience=1.0) == dict.fromkeys([0, 2], agreed_on([0, 2], 42))
     assert decide(store, [3], lost=set(), patience=1.0) == {3: "node 3 came too late: the others went on without it"}
 
 
@@ -94,15 +111,42 @@ def test_of_two_parts_at_most_one_may_go_on(nodes: int) -> None:
 
 def test_who_died_after_it_had_come_is_not_counted() -> None:
     store = dist.HashStore()
-    store.set("reunion-0/there/1", "[99, false]")
-    assert decide(store, [0, 2, 3], lost={1}) == dict.fromkeys([0, 2, 3], Survivors([0, 2, 3], 43, stop=False))
+    store.set("reunion-0/there/1", json.dumps({"iteration": 99}))
+    assert decide(store, [0, 2, 3], lost={1}) == dict.fromkeys([0, 2, 3], agreed_on([0, 2, 3], 43))
 
 
 def test_the_same_nodes_can_meet_again_more_than_once() -> None:
     """Connections may break though everybody is there: a decision must not be taken for the next one."""
     store = dist.HashStore()
-    assert decide(store, FOUR, lost=set())[0] == Survivors(FOUR, 43, stop=False)
-    assert decide(store, [0, 1, 2], lost={3}, generation=1)[0] == Survivors([0, 1, 2], 42, stop=False)
+    assert decide(store, FOUR, lost=set())[0] == agreed_on(FOUR, 43)
+    assert decide(store, [0, 1, 2], lost={3}, generation=1)[0] == agreed_on([0, 1, 2], 42)
+
+
+def test_who_waits_is_taken_in_by_those_who_are_left() -> None:
+    """Also in place of one that is lost just now, and who has no parameters yet is new until it has."""
+    found = decide(dist.HashStore(), [0, 2, 3], lost={1}, waiting={1: 2, 5: 1}, node_3={"is_new": True})
+    assert found[0] == found[3] == agreed_on([0, 1, 2, 3, 5], 43, attempts=[0, 2, 0, 0, 1], new=[1, 3, 5])
+
+
+def test_a_newcomer_waits_for_the_decision_that_has_its_own_attempt() -> None:
+    store = dist.HashStore()
+    decide(store, FOUR, lost=set(), waiting={4: 1})
+    decide(store, [0, 2, 3], lost={1}, generation=1, waiting={4: 2})
+    assert regroup.wait_to_be_taken_in(store, 4, 2)[0] == 1
+    assert regroup.wait_to_be_taken_in(store, 4, 1)[0] == 0
+
+
+def test_nobody_goes_on_without_one_that_has_the_parameters() -> None:
+    new = {"is_new": True}
+    words = decide(dist.HashStore(), [2, 3], lost={0, 1}, node_2=new, node_3=new)[2]
+    assert words.startswith("all nodes that knew the parameters are lost")
+
+
+def test_who_leaves_on_purpose_is_told_so_and_all_at_once_is_a_stop() -> None:
+    found = decide(dist.HashStore(), FOUR, lost=set(), node_2={"leaving": [2]})
+    assert found == dict.fromkeys(FOUR, agreed_on([0, 1, 3], 43, leaving=[2]))
+    everybody = {f"node_{name}": {"leaving": [name]} for name in FOUR}
+    assert decide(dist.HashStore(), FOUR, lost=set(), **everybody)[0] == agreed_on(FOUR, 43, stop=True)
 
 
 def test_an_alarm_keeps_everybody_from_going_on() -> None:

@@ -99,6 +99,8 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
     """Which of wire, local_steps and bucket_mb may be given; without, they keep their defaults."""
     needs_static_graph: ClassVar[bool] = False
     """Whether neighbours must be the same at every exchange, so that the algorithm is refused on a schedule."""
+    may_leave_out_steps: ClassVar[bool] = False
+    """Whether the optimum stays where it is if a node makes fewer local steps than others (`leave_out_step`)."""
     usual_laziness: ClassVar[float] = LAZINESS
     """`laziness` in configs that do not say another."""
     least_own_weight: ClassVar[float] = 0.0
@@ -230,6 +232,12 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
             evidence.send()
         self.stays_out, self.network.node.steps = False, self.iteration
         return loss
+
+    def leave_out_step(self) -> None:
+        """In place of a local step: this node's parameters and tracker stay as they are."""
+        assert self.may_leave_out_steps, "checked before"
+        self.iteration += 1
+        self.network.node.steps = self.iteration
 
     def note_settings(self) -> None:
         """Whenever lr is about to be used: what this step is made with goes into the heads of its messages."""

@@ -39,7 +39,7 @@ def settle_members(node: Node, nodes: int, last: Callable[[], Commit | None], na
 
     `last` finds what rank 0 would resume from, and is asked again while that cannot be read. All ranks call it.
     """
-    if node.size == nodes:
+    if node.size == nodes or node.is_new:
         return
 
     def look() -> str:

@@ -162,6 +162,7 @@ class Saver:
 
     def _follow(self, other: Saver) -> None:
         """Take over from the saver of a network that has lost some of its ranks."""
+        self._since = other._since
         gone = (rank for rank, name in enumerate(other._members) if name not in self._members)
         self.writer.follow(other.writer, frozenset(gone))
 
@@ -189,7 +190,7 @@ def environment(node: Node) -> dict[str, str]:
 def resume(session: Session, say: Say) -> tuple[int, Path | None]:
     """Continue as `config.resume` says; returns the iteration, 0 for a start, and the metrics of the run before."""
     config, warm = session.config, session.config.warm_start
-    if config.resume == "none":
+    if config.resume == "none" or session.node.is_new:
         return 0, None
 
     def use(commit: Commit) -> str:
