@@ -64,11 +64,12 @@ def measured(case: Case, noise: float, seeds: range) -> Prediction:
 def ratios(count: int, seed: int) -> Iterator[tuple[Case, float, float]]:
     """Gradient norm and disagreement of runs, as multiples of what was predicted for the same problems."""
     random = np.random.default_rng(seed)
-    for _ in range(count):
+    for number in range(count):
+        seeds = range(10 * number, 10 * number + 10)  # noise of its own for each
         case = random_case(random)
-        curvature = drawn(case.nodes, 1.0, range(10), dimension=10)[1].curvature
+        curvature = drawn(case.nodes, 1.0, seeds, dimension=10)[1].curvature
         case = with_step(case, float(random.choice([0.01, 0.02, 0.05])), curvature)
-        here, there = predicted(case, 1.0, range(10)), measured(case, 1.0, range(10))
+        here, there = predicted(case, 1.0, seeds), measured(case, 1.0, seeds)
         drawn_twice = float(there.consensus[np.array(TIMES) >= 0.8 * TIMES[-1]][:, : plan.FEW_DRAWS].mean())
         yield case, there.error / here.error, drawn_twice / here.late_consensus
 
@@ -81,8 +82,8 @@ def check_ratios(found: list[tuple[Case, float, float]]) -> None:
     print(f"disagreement {apart.mean():.4f} ({apart.min():.3f} to {apart.max():.3f});", worst)
     assert np.abs(norms - 1).max() < 0.15, worst[0]
     assert np.abs(apart - 1).max() < 0.25, worst[1]
-    assert abs(norms.mean() - 1) < 0.01
-    assert abs(apart.mean() - 1) < 0.03
+    assert abs(norms.mean() - 1) < 4 * norms.std() / len(found) ** 0.5
+    assert abs(apart.mean() - 1) < 0.02
 
 
 def test_gradient_norm_and_disagreement_are_what_was_predicted() -> None:
