@@ -198,7 +198,7 @@ def _matchings(n: int, seed: int) -> list[Pairs]:
             return period
 
 
-@topology
+@topology(proposed=True)
 def one_peer(
     weights: Sequence[float] | Weights,
     schedule: Annotated[

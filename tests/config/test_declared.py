@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dgt.commands.bench.job import BenchConfig
-from dgt.commands.plan.candidates import BudgetConfig, PlanConfig
+from dgt.commands.plan.settings import BudgetConfig, PlanConfig
 from dgt.config import CheckpointConfig, Config, StopConfig, WeightsConfig, registry
 from dgt.config.compose import conf_dir, groups, settings
 from dgt.config.sections import ChaosConfig

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dgt.cli import parser
-from dgt.commands.plan.planning import split
+from dgt.commands.plan.settings import split
 from dgt.commands.report.pages import parse
 from dgt.config.checks import close_to
 from dgt.config.compose import compose

@@ -12,19 +12,14 @@ import pytest
 
 from dgt import reference
 from dgt.config import TopologyConfig
-from dgt.network import graphs, plan, weights
-from dgt.network.plan import Advantage, Prediction, Quadratic, System
+from dgt.network import graphs, moments, plan, stability, weights
+from dgt.network.plan import Advantage, Prediction
+from dgt.network.systems.gradient_tracking import GradientTracking
 from dgt.network.weights import Weights
-from dgt.problems.least_squares import LeastSquares, LeastSquaresSettings
+from tests.network.quadratics import FAMILIES, TOPOLOGIES, Noisy, drawn, weighted_gradients
 
 MOMENTA: list[dict[str, Any]] = [{}, {"momentum": 0.8}, {"momentum": 0.8, "nesterov": True}]
 WEIGHTS = weights.normalise([0.3, 0.8, 1.0, 0.9, 2.0, 2.2, 1.2])
-
-
-def drawn(nodes: int, noise: float, seeds: range, dimension: int = 4) -> tuple[LeastSquares, Quadratic]:
-    problem = LeastSquares(LeastSquaresSettings(noise=noise, dimension=dimension), seeds, range(nodes))
-    curvature = (problem.curvature + problem.config.regularization)[..., 0]
-    return problem, Quadratic(curvature, problem.curvature * problem.center, problem.start, noise)
 
 
 def runs(
@@ -41,36 +36,16 @@ def runs(
     )
 
 
-def weighted_gradients(quadratic: Quadratic, node_weights: Weights, theta: np.ndarray) -> np.ndarray:
-    gradients = quadratic.curvature[..., None] * theta - quadratic.pull
-    return np.linalg.norm(np.tensordot(node_weights / node_weights.size, gradients, 1), axis=-1)
-
-
 @pytest.mark.parametrize("momentum", MOMENTA)
 @pytest.mark.parametrize("name", ["I", "II"])
 def test_without_noise_the_prediction_is_the_run(name: str, momentum: dict[str, Any]) -> None:
     graph, lr = graphs.grid(7), 0.004 if momentum else 0.03
     problem, quadratic = drawn(7, 0.0, range(3))
-    system, times = System.of(graph, WEIGHTS, name, 0.3, **momentum), [0, 1, 2, 7, 40, 90]
-    norms = plan.expected_norms(system, WEIGHTS, quadratic, lr, times)
+    system, times = GradientTracking.of(graph, WEIGHTS, name, 0.3, **momentum), [0, 1, 2, 7, 40, 90]
+    norms = moments.expected_norms(system, WEIGHTS, quadratic, lr, times)
     states = [state for state in runs(problem, graph, WEIGHTS, name, lr, 90, **momentum) if state.iteration in times]
     for norm, state in zip(norms, states, strict=True):
         assert norm == pytest.approx(weighted_gradients(quadratic, WEIGHTS, state.theta), rel=1e-9)
-
-
-class Noisy:
-    """One problem in many copies, which differ in their noise only."""
-
-    def __init__(self, quadratic: Quadratic, copies: int) -> None:
-        self.quadratic, self.random = quadratic, np.random.default_rng(5)
-        self.start = np.repeat(quadratic.start, copies, axis=1)
-
-    def gradient(self, theta: np.ndarray, iteration: int) -> np.ndarray:
-        exact = self.quadratic.curvature[..., None] * theta - self.quadratic.pull
-        return exact + self.quadratic.noise * self.random.standard_normal(theta.shape)
-
-    def measure(self, theta: np.ndarray) -> dict[str, np.ndarray]:
-        return {}
 
 
 @pytest.mark.parametrize("momentum", MOMENTA)
@@ -78,10 +53,10 @@ class Noisy:
 def test_with_noise_the_prediction_is_the_mean_of_many_runs(name: str, momentum: dict[str, Any]) -> None:
     graph, copies, times, lr = graphs.ring(7), 1000, [0, 1, 3, 10, 60], 0.006 if momentum else 0.03
     _, quadratic = drawn(7, 2.0, range(1))
-    system = System.of(graph, WEIGHTS, name, 0.3, **momentum)
-    norms = plan.expected_norms(system, WEIGHTS, quadratic, lr, times)[:, 0]
-    consensus = plan.expected_consensus(system, WEIGHTS, quadratic, lr, times, probes=0)[:, 0]
-    estimate = plan.expected_consensus(system, WEIGHTS, quadratic, lr, times, probes=400)[:, 0]
+    system = GradientTracking.of(graph, WEIGHTS, name, 0.3, **momentum)
+    norms = moments.expected_norms(system, WEIGHTS, quadratic, lr, times)[:, 0]
+    consensus = moments.expected_consensus(system, WEIGHTS, quadratic, lr, times, probes=0)[:, 0]
+    estimate = moments.expected_consensus(system, WEIGHTS, quadratic, lr, times, probes=400)[:, 0]
     assert estimate == pytest.approx(consensus, rel=0.1)
     found = list(runs(Noisy(quadratic, copies), graph, WEIGHTS, name, lr, 60, **momentum))
     for t, norm, apart in zip(times, norms, consensus, strict=True):
@@ -98,9 +73,9 @@ def test_with_noise_the_prediction_is_the_mean_of_many_runs(name: str, momentum:
 def test_the_norm_of_a_gaussian_vector(dimension: int, mean: float) -> None:
     sample = 1.5 * np.random.default_rng(0).standard_normal((200_000, dimension))
     sample[:, 0] += mean
-    expected = plan.expected_norm(np.array([mean**2]), np.array([2.25]), dimension)
+    expected = moments.expected_norm(np.array([mean**2]), np.array([2.25]), dimension)
     assert expected[0] == pytest.approx(np.linalg.norm(sample, axis=1).mean(), rel=5e-3)
-    assert plan.expected_norm(np.array([mean**2]), np.array([0.0]), dimension)[0] == mean
+    assert moments.expected_norm(np.array([mean**2]), np.array([0.0]), dimension)[0] == mean
 
 
 @pytest.mark.parametrize("momentum", MOMENTA)
@@ -108,7 +83,9 @@ def test_the_norm_of_a_gaussian_vector(dimension: int, mean: float) -> None:
 def test_contraction_is_the_rate_at_which_runs_converge(name: str, momentum: dict[str, Any]) -> None:
     graph, lr = graphs.ring(7), 0.004 if momentum else 0.05
     problem, quadratic = drawn(7, 0.0, range(1))
-    rate = plan.contraction(System.of(graph, WEIGHTS, name, 0.3, **momentum), quadratic.curvature[:, 0], lr)
+    rate = stability.contraction(
+        GradientTracking.of(graph, WEIGHTS, name, 0.3, **momentum), quadratic.curvature[:, 0], lr
+    )
     distance = [
         np.linalg.norm(state.theta - quadratic.optimum(WEIGHTS))
         for state in runs(problem, graph, WEIGHTS, name, lr, 250, **momentum)
@@ -119,13 +96,13 @@ def test_contraction_is_the_rate_at_which_runs_converge(name: str, momentum: dic
 
 def test_contraction_of_equal_curvatures_is_that_of_the_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
     """mu^2 - (2 - a h) s mu + s^2 - a h s = 0 for every eigenvalue s of W but 1, and 1 - a h for the average."""
-    system, h, lr = System.of(graphs.grid(12), weights.lognormal(12), "II", 0.3), 9.0, 0.02
+    system, h, lr = GradientTracking.of(graphs.grid(12), weights.lognormal(12), "II", 0.3), 9.0, 0.02
     eigenvalues = np.linalg.eigvals(system.W.toarray()).real
     roots = [np.roots([1, -(2 - lr * h) * s, s**2 - lr * h * s]) for s in eigenvalues if s < 1 - 1e-9]
     expected = max(1 - lr * h, np.abs(roots).max())
-    assert plan.contraction(system, np.full(12, h), lr) == pytest.approx(expected, rel=1e-9)
-    monkeypatch.setattr(plan, "EXACT_NODES", 4)  # as on larger networks
-    assert plan.contraction(system, np.full(12, h), lr) == pytest.approx(expected, rel=1e-3)
+    assert stability.contraction(system, np.full(12, h), lr) == pytest.approx(expected, rel=1e-9)
+    monkeypatch.setattr(stability, "EXACT_NODES", 4)  # as on larger networks
+    assert stability.contraction(system, np.full(12, h), lr) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["I", "II"])
@@ -133,25 +110,25 @@ def test_contraction_of_equal_curvatures_is_that_of_the_eigenvalues(monkeypatch:
 @pytest.mark.parametrize("momentum", MOMENTA)
 def test_the_largest_stable_step_is_on_the_edge(name: str, topology: str, momentum: dict[str, Any]) -> None:
     """Of the draw that is first to diverge."""
-    system = System.of(getattr(graphs, topology)(7), WEIGHTS, name, 0.3, **momentum)
+    system = GradientTracking.of(getattr(graphs, topology)(7), WEIGHTS, name, 0.3, **momentum)
     curvature = drawn(7, 0.0, range(8))[1].curvature
-    step, hardest = plan.largest_stable_step(system, curvature)
-    rates, beyond = ([plan.contraction(system, draw, lr) for draw in curvature.T] for lr in (step, 1.03 * step))
+    step, hardest = stability.largest_stable_step(system, curvature)
+    rates, beyond = ([stability.contraction(system, draw, lr) for draw in curvature.T] for lr in (step, 1.03 * step))
     assert max(rates) < 1 < beyond[hardest]
 
 
 def test_graphs_that_contract_to_nothing_are_not_taken_to_diverge(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vector that halves in every step was too short to be squared after 600 of them."""
-    system, curvature = System.of(graphs.complete(12), weights.uniform(12), "II", 0.1), np.linspace(8, 9, 12)
-    expected = plan.contraction(system, curvature, 0.06)
+    system, curvature = GradientTracking.of(graphs.complete(12), weights.uniform(12), "II", 0.1), np.linspace(8, 9, 12)
+    expected = stability.contraction(system, curvature, 0.06)
     assert expected < 0.5
-    monkeypatch.setattr(plan, "EXACT_NODES", 4)  # as on larger networks
-    assert plan.contraction(system, curvature, 0.06) == pytest.approx(expected, rel=1e-3)
+    monkeypatch.setattr(stability, "EXACT_NODES", 4)  # as on larger networks
+    assert stability.contraction(system, curvature, 0.06) == pytest.approx(expected, rel=1e-3)
 
 
 def test_diverging_runs_are_infinite_and_lose() -> None:
     _, quadratic = drawn(7, 1.0, range(2))
-    system = System.of(graphs.ring(7), WEIGHTS, "I", 0.3)
+    system = GradientTracking.of(graphs.ring(7), WEIGHTS, "I", 0.3)
     wild, tame = (plan.predict(system, WEIGHTS, quadratic, lr, range(0, 2001, 10)) for lr in (1.0, 0.02))
     assert wild.error == np.inf
     assert wild.reached(1e-3) is None
@@ -164,7 +141,7 @@ def test_uniform_weights_leave_nothing_to_choose() -> None:
     ones = weights.uniform(9)
     _, quadratic = drawn(9, 1.0, range(4))
     one, two = (
-        plan.predict(System.of(graphs.grid(9), ones, name, 0.3), ones, quadratic, 0.02, range(0, 100))
+        plan.predict(GradientTracking.of(graphs.grid(9), ones, name, 0.3), ones, quadratic, 0.02, range(0, 100))
         for name in ("I", "II")
     )
     assert abs(plan.advantage(one, two).share) < 1e-9
@@ -181,21 +158,6 @@ def test_runs_down_to_rounding_are_told_apart_by_how_soon_they_got_there() -> No
 def test_of_equals_the_cheapest_comes_first() -> None:
     items = [(1.0, 9.0), (1.005, 3.0), (1.009, 5.0), (2.0, 0.0)]
     assert plan.ranked(items, lambda item: item[0], lambda item: item[1]) == [items[1], items[2], items[0], items[3]]
-
-
-def test_an_iteration_takes_as_long_as_its_messages_and_its_gradient() -> None:
-    assert plan.iteration_seconds(0.1, 0.01, 0.05, overlaps=False) == pytest.approx(0.21)
-    assert plan.iteration_seconds(0.1, 0.01, 0.05, overlaps=True) == pytest.approx(0.16)
-    assert plan.iteration_seconds(0.01, 0.01, 0.05, overlaps=True) == pytest.approx(0.12)
-
-
-FAMILIES = {
-    "lognormal": lambda n, spread, random: np.exp(spread * random.standard_normal(n)),
-    "hub": lambda n, spread, random: np.where(np.arange(n) == random.integers(n), 1 + 10 * spread, 1.0),
-    "halves": lambda n, spread, random: np.where(random.random(n) < 0.5, 1 + 4 * spread, 1.0),
-    "nearly equal": lambda n, spread, random: 1 + 0.05 * spread * random.random(n),
-}
-TOPOLOGIES = ("ring", "grid", "torus", "exponential", "erdos_renyi", "complete", "star", "tailored")
 
 
 @dataclass
@@ -229,7 +191,7 @@ def pairs(count: int, seed: int, momentum: float = 0.0) -> Iterator[Pair]:
         expected, measured = {}, {}
         lr *= 1 - momentum
         for name in ("I", "II"):
-            system = System.of(graph, node_weights, name, 0.3, momentum)
+            system = GradientTracking.of(graph, node_weights, name, 0.3, momentum)
             expected[name] = plan.predict(system, node_weights, quadratic, lr, times)
             norms = [
                 weighted_gradients(others, node_weights, state.theta)

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 
 from dgt import problems
-from dgt.commands.plan.candidates import Plan
+from dgt.commands.plan.ranking import Plan
 from dgt.config import Config
 from dgt.launching.launch import JoinOptions, start_ranks
 from dgt.launching.run import checked

@@ -199,14 +199,14 @@ def simulate(
             f"algorithm={config.algorithm.name}: its own twin takes one W, and topology={config.topology.name} has one "
             "for every exchange; use dgt train"
         )
-    _check_rows(config, weights, graph)
+    check_rows(config, weights, graph)
     run_dir = claim_run_dir(config, swept)
     with held(Path(run_dir), log.info) as lock:
         refuse_results(Path(run_dir))  # another process may have used the directory before the lock was taken
         return _written(dataclasses.replace(config, run_dir=run_dir), weights, graph, lock, show, command)
 
 
-def _check_rows(config: Config, weights: Weights, graph: Topology) -> None:
+def check_rows(config: Config, weights: Weights, graph: Topology) -> None:
     """Refuse a network whose rows the algorithm cannot take, as its optimizer does on ranks."""
     kind = config.algorithm.kind
     if kind.least_own_weight and not isinstance(graph, Schedule):
