@@ -64,11 +64,12 @@ def measured(case: Case, noise: float, seeds: range) -> Prediction:
 def ratios(count: int, seed: int) -> Iterator[tuple[Case, float, float]]:
     """Gradient norm and disagreement of runs, as multiples of what was predicted for the same problems."""
     random = np.random.default_rng(seed)
-    for _ in range(count):
+    for number in range(count):
+        seeds = range(10 * number, 10 * number + 10)  # noise of its own for each
         case = random_case(random)
-        curvature = drawn(case.nodes, 1.0, range(10), dimension=10)[1].curvature
+        curvature = drawn(case.nodes, 1.0, seeds, dimension=10)[1].curvature
         case = with_step(case, float(random.choice([0.01, 0.02, 0.05])), curvature)
-        here, there = predicted(case, 1.0, range(10)), measured(case, 1.0, range(10))
+        here, there = predicted(case, 1.0, seeds), measured(case, 1.0, seeds)
         drawn_twice = float(there.consensus[np.array(TIMES) >= 0.8 * TIMES[-1]][:, : plan.FEW_DRAWS].mean())
         yield case, there.error / here.error, drawn_twice / here.late_consensus
 
@@ -81,8 +82,8 @@ def check_ratios(found: list[tuple[Case, float, float]]) -> None:
     print(f"disagreement {apart.mean():.4f} ({apart.min():.3f} to {apart.max():.3f});", worst)
     assert np.abs(norms - 1).max() < 0.15, worst[0]
     assert np.abs(apart - 1).max() < 0.25, worst[1]
-    assert abs(norms.mean() - 1) < 0.01
-    assert abs(apart.mean() - 1) < 0.03
+    assert abs(norms.mean() - 1) < 4 * norms.std() / len(found) ** 0.5
+    assert abs(apart.mean() - 1) < 0.02
 
 
 def test_gradient_norm_and_disagreement_are_what_was_predicted() -> None:
@@ -154,23 +155,26 @@ def test_the_better_of_two_algorithms_on_three_hundred_pairs() -> None:
 
 
 def check_limits(count: int, seed: int) -> int:
-    """Of how many random cases runs diverge at 1.15 of the limit; at 0.9 of it all converge, and the rates say so.
+    """Of how many random cases runs diverge beyond the limit; at 0.9 of it all converge, and the rates say so.
 
-    Close to a limit some modes grow by less than 1e-5 per step, as with local steps on a star: only the rate tells.
+    Beyond is where the rate is highest up to 1.15 of it: on a schedule larger steps may be stable again. Close to a
+    limit some modes grow by less than 1e-5 per step, as with local steps on a star: only the rate tells.
     """
     random, counted = np.random.default_rng(seed), 0
     for _ in range(count):
         case = random_case(random)
         problem, quadratic = drawn(case.nodes, 0.0, range(1))
         limit, _ = stability.largest_stable_step(case.system, quadratic.curvature)
-        steps = (0.9 * limit, 1.15 * limit)
-        below, above = (distances(case, problem, quadratic, lr, 2500) for lr in steps)
-        rates = [stability.contraction(case.system, quadratic.curvature[:, 0], lr) for lr in steps]
-        assert below[-1] < max(1.01 * below[1250], 1e-11), f"{case} at {steps[0]}"
-        assert rates[0] < 1, f"{case} at {steps[0]}"
-        assert rates[1] > 1, f"{case} at {steps[1]}"
+        shares = (0.9, 1.03, 1.06, 1.1, 1.15)
+        rates = {
+            share: stability.contraction(case.system, quadratic.curvature[:, 0], share * limit) for share in shares
+        }
+        worst = max(rates, key=lambda share: rates[share])
+        assert rates[0.9] < 1 < rates[worst], f"{case} at {limit}: {rates}"
+        below, above = (distances(case, problem, quadratic, share * limit, 2500) for share in (0.9, worst))
+        assert below[-1] < max(1.01 * below[1250], 1e-11), f"{case} at {0.9 * limit}"
         diverges = not above[-1] < 10 * above[0]
-        assert diverges or rates[1] < 1.005, f"{case} at {steps[1]}"
+        assert diverges or rates[worst] < 1.005, f"{case} at {worst * limit}"
         counted += diverges
     return counted
 
@@ -182,4 +186,6 @@ def test_runs_converge_below_the_stable_step_and_diverge_above() -> None:
 @pytest.mark.trials
 @pytest.mark.timeout(1200)
 def test_the_stable_step_of_three_hundred_networks() -> None:
-    assert check_limits(300, seed=9) >= 280
+    diverged = check_limits(300, seed=9)
+    print(f"{diverged} of 300 diverge above, all converge below")
+    assert diverged >= 270, "of the others only rates tell, which must not be many"
