@@ -113,9 +113,7 @@ class Part:
 class Blocks:
     """To integers times a scale per block, at random to the one below or above."""
 
-    def __init__(
-        self, wire: str, like: torch.Tensor, kind: str, node: int, first: int, long: bool = False
-    ) -> None:
+    def __init__(self, wire: str, like: torch.Tensor, kind: str, node: int, first: int, long: bool = False) -> None:
         self._bits, self._levels = rounding.BITS[wire], LEVELS[wire]
         self.numbers = rounding.padded(like.numel())
         self.piece = STRETCH * ON_GPU if long else STRETCH

@@ -11,7 +11,6 @@ where something is to be saved.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable
 from typing import Protocol
@@ -115,5 +114,3 @@ class Evidence:
     def drop(self) -> None:
         """Nothing of it is of interest any more."""
         self._sent, self._noted, self._used = [], [], 0
-
-

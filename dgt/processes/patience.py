@@ -28,9 +28,7 @@ def wait_for_gpu(is_done: Callable[[], bool], timeout: float, what: str) -> None
         raise TrainingError(f"the GPU did not finish {what} within {timeout:g} s")
 
 
-def asked_until(
-    is_done: Callable[[], bool], deadline: float, every_second: Callable[[], None] = lambda: None
-) -> bool:
+def asked_until(is_done: Callable[[], bool], deadline: float, every_second: Callable[[], None] = lambda: None) -> bool:
     """Ask until it is so, or until the deadline; `every_second` may raise."""
     pause, probe = SHORTEST, time.monotonic() + PROBE_SECONDS
     while not is_done():

@@ -60,7 +60,9 @@ def copy_up(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source)
 
     def check() -> None:
-        same = torch.equal(source.contiguous().view(-1).view(torch.uint8), before.contiguous().view(-1).view(torch.uint8))
+        same = torch.equal(
+            source.contiguous().view(-1).view(torch.uint8), before.contiguous().view(-1).view(torch.uint8)
+        )
         if not same:
             ledger.fault(f"pinned memory was changed while it was copied to the GPU by {line}")
 

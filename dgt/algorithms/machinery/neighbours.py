@@ -264,6 +264,8 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     def start_buckets(self, number: int) -> None:
         """Begin the exchange of the first so many buckets; in order, as messages are matched in the order sent."""
         if self.started < number:
+            if not self.started:
+                self.buckets[-1].ask()
             self.note_settings()
             self.advance()
         while self.started < number:

@@ -1,6 +1,6 @@
 """Short runs on least squares, on GPUs, whose every metric must be that of the single-process twin.
 
-    problem = differences(config, node)     # on rank 0, in words; empty if all numbers are the same
+problem = differences(config, node)     # on rank 0, in words; empty if all numbers are the same
 """
 
 from __future__ import annotations
