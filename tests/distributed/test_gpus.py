@@ -126,6 +126,23 @@ def test_a_step_costs_few_kernels_synchronisations_and_bytes() -> None:
     assert not above
 
 
+@dataclass
+class Turns:
+    """Loops whose neighbours take turns at two inboxes."""
+
+    names: tuple[str, ...]
+
+    def run(self, node: Node) -> list[str]:
+        transport.MOST_BYTES = 0
+        return [loops.differences(loop, node) for loop in loops.LOOPS if loop.name in self.names]
+
+
+def test_numbers_are_the_same_where_neighbours_take_turns() -> None:
+    names = ("as always", "buckets", "buckets, AdamW together", "EXTRA, mixed buffers")
+    found = start_on_fake_gpus(Turns(names), 5, timeout=20)
+    assert found == dict.fromkeys(range(5), [""] * len(names))
+
+
 @pytest.mark.parametrize(("most_bytes", "inboxes"), [(2**30, 4), (0, 2)])
 def test_bytes_grow_with_the_degree_up_to_a_limit_only(most_bytes: int, inboxes: int) -> None:
     """5 + degree; beyond `MOST_BYTES` neighbours take turns: 7, whatever the degree."""
