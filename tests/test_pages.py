@@ -35,6 +35,9 @@ RUN_BY = {
     r"torchrun .*--max-restarts": "distributed/test_faults.py::test_torchrun_restarts_work_the_first_time",
     r"(torchrun|srun) .* dgt bench": f"{BENCH}::test_bench_under_torchrun",
     r"torchrun --nnodes .* dgt train": f"{HOSTS}::test_two_hosts_and_a_link_that_comes_back",
+    r"dgt doctor gpu|torchrun .* dgt doctor gpu": (
+        "distributed/test_gpus.py::test_half_of_the_cases_have_the_numbers_of_the_twin_on_four_gpus"
+    ),
     r"srun .*dgt train|(srun|torchrun) .* dgt doctor": f"{SLURM}::test_shells_start_ranks_and_srun_tasks_are_ranks",
     r"sbatch launch/slurm": f"{SLURM}::test_batch_files_stop_at_the_warning_and_go_on",
     r"sbatch --array": f"{SLURM}::test_an_array_is_a_sweep",

@@ -136,6 +136,7 @@ class Batches:
         names = [node.members[peer] for peer in peers]
         waiting = peer_status.find_waiting(node.store, node.generation, names)
         silent = [peer for peer, name in zip(peers, names, strict=True) if name not in waiting]
-        if not silent:
-            asked_until(work.is_completed, time.monotonic() + GRACE_SECONDS, lambda: self._look_after(peers, step))
+        until = time.monotonic() + GRACE_SECONDS
+        if not silent and asked_until(work.is_completed, until, lambda: self._look_after(peers, step)):
+            return
         raise self._outbox.absent(silent or peers, TimeoutError(), step)

@@ -363,7 +363,7 @@ def in_order_of(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor
     gradient = gradient.to_dense() if gradient.is_sparse else gradient
     if parameter.is_contiguous():
         return gradient.reshape(-1)
-    order = sorted(range(parameter.dim()), key=lambda axis: -parameter.stride(axis))
+    order = sorted(range(parameter.dim()), key=lambda axis: -parameter.stride()[axis])
     return gradient.permute(order).reshape(-1)
 
 

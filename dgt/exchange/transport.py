@@ -243,7 +243,7 @@ class Outbox:
                 self.inboxes.free(position, self._posted - 1)
 
     def check(self, peers: Sequence[int], first: int, number: int, step: int) -> None:
-        """Check the messages of these peers, which are in inboxes from position `first` on; on a GPU a step later."""
+        """Check the messages of these peers, in the inboxes from position `first` on; on a GPU a step later."""
         evidence = self.transport.evidence
         if evidence is None or not self.uses_nccl:
             frames = [self.inboxes.frame(first + k) for k in range(len(peers))]

@@ -15,7 +15,8 @@ from tests.distributed.conftest import Said
 from tests.fake_cuda.ranks import OnFakeGpus
 
 pytestmark = pytest.mark.timeout(180)
-MODEL = ["problem=text", "nodes=4", "eval_every=4", "seed=1", "problem.width=32", "problem.layers=1"]
+SMALL = ["problem.width=16", "problem.layers=1", "problem.context=16", "problem.batch=4"]
+MODEL = ["problem=text", "nodes=2", "eval_every=100", "seed=1", *SMALL]
 
 
 @pytest.fixture
@@ -49,10 +50,10 @@ def test_a_run_trains_on_gpus_and_goes_on_without_them_and_back(
         said = dgt_here("train", *MODEL, f"device={device}", "algorithm.base=adamw", "bucket_mb=0.01", *more)
         assert not said.code, said
 
-    train(True, "iterations=8", "run_dir=a")
-    train(False, "iterations=12", "run_dir=a", "resume=auto")
-    train(True, "iterations=16", "run_dir=a", "resume=auto")
-    train(False, "iterations=16", "run_dir=b")
+    train(True, "iterations=3", "run_dir=a")
+    train(False, "iterations=6", "run_dir=a", "resume=auto")
+    train(True, "iterations=9", "run_dir=a", "resume=auto")
+    train(False, "iterations=9", "run_dir=b")
     assert loss("a") == pytest.approx(loss("b"), rel=1e-4)
 
 

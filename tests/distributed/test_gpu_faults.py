@@ -1,4 +1,4 @@
-"""What goes wrong on GPUs: faults that were sown are noticed, neighbours that are late or dead are named, NaN is not kept.
+"""What goes wrong on GPUs: sown faults are noticed, neighbours that are late or dead are named, NaN is not kept.
 
 The faults show that the GPUs that are not there notice what the hardware would punish.
 """
@@ -41,7 +41,7 @@ def steps(optimizer: Any, count: int) -> None:
         optimizer.step()
 
 
-# ------------------------------------------------------------------------------------------------------- faults are seen
+# ------------------------------------------------------------------------------------------------------ faults are seen
 
 
 def no_wait(node: Node) -> None:
@@ -150,7 +150,7 @@ def test_messages_leave_in_one_order_whoever_asks_for_parameters() -> None:
     assert len(posted[0]) == 2 * 2 * len(set(posted[0])) > 8
 
 
-# ------------------------------------------------------------------------------------------------- neighbours and signals
+# ----------------------------------------------------------------------------------------------- neighbours and signals
 
 
 @dataclass
@@ -220,7 +220,7 @@ def test_a_signal_is_handled_while_the_gpu_waits() -> None:
     assert found[0][1] < 2
 
 
-# --------------------------------------------------------------------------------------------------------------- numbers
+# -------------------------------------------------------------------------------------------------------------- numbers
 
 
 @dataclass

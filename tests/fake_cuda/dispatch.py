@@ -39,7 +39,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     leaves = tree_leaves((args, kwargs))
     ours = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
     target = on_gpu(kwargs["device"]) if kwargs.get("device") is not None else None
-    if not ours and (target is None or target.type == "cpu"):
+    if not ours and (target is None or target.type != "cuda"):
         return _in_main_memory(func, args, kwargs)
     if func.namespace == "c10d":
         raise RuntimeError(f"fake GPU: {func} of a group without GPUs got a CUDA tensor ({where()})")
@@ -102,14 +102,14 @@ def _what_was_given(schema: Any, args: Any, kwargs: dict[str, Any], out: Any, pl
     return tuple(results) if isinstance(out, tuple) else results[0]
 
 
-# ------------------------------------------------------------------------------------------------------------- the rules
+# ------------------------------------------------------------------------------------------------------------ the rules
 
 
 def _one_device(func: Any, ours: list[FakeTensor], others: list[torch.Tensor]) -> None:
     places = {str(each.place) for each in ours} | {str(each.device) for each in others}
     if ours and len(places) > 1:
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {' and '.join(sorted(places))}!"
+            f"Expected all tensors to be on the same device, but found at least two devices, {sorted(places)}!"
             f" ({func} at {where()})"
         )
 
@@ -139,7 +139,7 @@ def _sync(what: str) -> None:
     host.seen()
 
 
-# ---------------------------------------------------------------------------------------------------------------- copies
+# --------------------------------------------------------------------------------------------------------------- copies
 
 
 def _copy(func: Any, args: Any, kwargs: dict[str, Any], place: torch.device) -> Any:

@@ -1,7 +1,7 @@
 """nccl over gloo, and stricter than either: what is posted to a communicator runs in order, one batch at a time.
 
 There are no tags: messages between two ranks meet in the order in which they were posted, and must be of one size. A
-wait only orders the stream; the host goes on. A batch that finds no partner waits until the group's own timeout, when the
+wait only orders the stream; the host goes on. A batch without a partner waits until the group's own timeout, when the
 watchdog ends the process. Buffers are filled with rubbish while they are received into, and sent as late as can be.
 """
 
@@ -182,7 +182,7 @@ class Communicator:
             self.group = None  # what refers to it keeps gloo's threads into Python's shutdown
 
 
-# ------------------------------------------------------------------------------------------- what stands in torch's place
+# ----------------------------------------------------------------------------------------- what stands in torch's place
 
 
 def batch_isend_irecv(operations: list[Any]) -> list[Any]:

@@ -64,7 +64,7 @@ class FakeTensor(torch.Tensor):
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
         copy = kwargs.pop("copy", False)
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, _non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         place = self.place if device is None else on_gpu(device)
         dtype = dtype or self.dtype
         if place.type == "cpu":

@@ -73,7 +73,7 @@ class Bucket(Protocol):
         """Send all messages that are needed at once, receiving those that they are made of."""
 
     def ask(self) -> None:
-        """With nccl, wait until its parameters are there, and so all that were sent before."""
+        """With nccl, wait until the message that it sent last is there, and so all that were sent before."""
 
     def receive_parameters(self) -> None:
         """Receive the messages that are needed at once, if they are under way: the parameters are new after it."""
@@ -156,7 +156,9 @@ class StreamBucket:
                 self._receive(number)
 
     def ask(self) -> None:
-        self._streams[self._at_once - 1].ask()
+        under_way = [stream for stream in self._streams if stream.under_way]
+        if under_way:
+            under_way[-1].ask()
 
     def receive_parameters(self) -> None:
         if not self.under_way:

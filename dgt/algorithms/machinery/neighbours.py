@@ -99,11 +99,11 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             self.base.attach(
                 self.flat.values, self.param_groups, [bucket.part for bucket in self.buckets], self.flat.slices
             )
-        if any(outbox.takes_turns for bucket in self.buckets for outbox in bucket.outboxes()):
-            self.overlap = False  # the later ones of those who take turns would wait for ranks that are elsewhere
+        # neighbours that take turns would wait for ranks that are elsewhere, or at another bucket
+        self._takes_turns = any(outbox.takes_turns for bucket in self.buckets for outbox in bucket.outboxes())
         self.started = 0  # buckets whose exchange of this step has begun
         self._accumulating = False
-        if bucket_mb and overlap:
+        if bucket_mb and overlap and not self._takes_turns:
             if model is None:
                 name = type(self).__name__
                 raise ConfigError(f"bucket_mb={bucket_mb:g}: give the model too, {name}(..., model=model)")
@@ -240,6 +240,9 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             for bucket in self.buckets:
                 bucket.local_step()
             return
+        if self._takes_turns:
+            self._exchange_one_by_one()
+            return
         self.start_buckets(len(self.buckets))
         self.started = 0
         self.advance()
@@ -252,6 +255,14 @@ class NeighbourOptimizer(DecentralizedOptimizer):
             bucket.receive_parameters()
         if not self.overlap:
             self.drain()
+
+    def _exchange_one_by_one(self) -> None:
+        """Every message of every bucket is received before the next one leaves."""
+        self.note_settings()
+        for bucket in self.buckets:
+            bucket.start(self.iteration)
+            bucket.advance()
+            bucket.receive_all()
 
     @property
     def own_share(self) -> float:
@@ -281,6 +292,8 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     def start_buckets(self, number: int) -> None:
         """Begin the exchange of the first so many buckets; in order, as messages are matched in the order sent."""
         if self.started < number:
+            if not self.started:
+                self.buckets[-1].ask()
             self.note_settings()
             self.advance()
         while self.started < number:
