@@ -97,9 +97,9 @@ class Pending:
         theirs = {peer: self._inboxes.frame(position).raw for position, peer in enumerate(self._others)}
         if theirs:
             batch = [
-                dist.P2POp(dist.isend, message, peer, group)
+                dist.P2POp(dist.isend, message, dist.get_global_rank(group, peer), group)
                 if way == "send"
-                else dist.P2POp(dist.irecv, theirs[peer], peer, group)
+                else dist.P2POp(dist.irecv, theirs[peer], dist.get_global_rank(group, peer), group)
                 for way, peer in message_order(self._node.rank, self._others)
             ]
             # nccl returns one handle for the whole batch, gloo one per operation: wait for all of it
