@@ -63,9 +63,9 @@ class Batches:
     def _post(self, peers: Sequence[int]) -> None:
         group = self._node.data
         operations = [
-            dist.P2POp(dist.isend, self._message, peer, group)
+            dist.P2POp(dist.isend, self._message, group=group, group_peer=peer)
             if way == "send"
-            else dist.P2POp(dist.irecv, self._inboxes.frame(self._positions[peer]).raw, peer, group)
+            else dist.P2POp(dist.irecv, self._inboxes.frame(self._positions[peer]).raw, group=group, group_peer=peer)
             for way, peer in message_order(self._node.rank, peers)
         ]
         self._works.append((dist.batch_isend_irecv(operations), peers))

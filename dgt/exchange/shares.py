@@ -104,12 +104,13 @@ class SharedParameters(FlatParameters):
     # ----------------------------------------------------------------------------------------------- within the node
 
     @torch.no_grad()
-    def reduce_gradients(self, notices: Notices) -> tuple[bool, bool]:
+    def reduce_gradients(self, notices: Notices, anew: bool = False) -> tuple[bool, bool]:
         """Add up the gradients of this node's ranks; returns whether any of them was asked to stop, and to save.
 
-        Once per step: a second call changes nothing.
+        Once per step, unless they are to be added up `anew`.
         """
-        if self._reduced is None:
+        before = self._reduced or (False, False)
+        if self._reduced is None or anew:
             asked = bool(notices.stop_asked), notices.save_asked
             rows, length = self._within.rows(), self.values.numel()
             for parameter, targets in zip(self.parameters, self._targets_in(rows), strict=True):
@@ -118,7 +119,7 @@ class SharedParameters(FlatParameters):
             self._within.reduce_scatter(self._incoming)
             self.gradient.div_(self._local.size)
             stop, save = (bool(flag) for flag in self._incoming[length : length + FLAGS].tolist())
-            self._reduced = stop, save
+            self._reduced = stop or before[0], save or before[1]
             if asked[1]:
                 notices.save_asked = False
         return self._reduced

@@ -47,7 +47,8 @@ class ByGroup:
     """Collective operations of the process group."""
 
     def __init__(self, local: Local, like: torch.Tensor) -> None:
-        self._local, self._rows = local, torch.zeros_like(like)
+        self._local = local
+        self._rows = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
     def rows(self) -> torch.Tensor:
         return self._rows

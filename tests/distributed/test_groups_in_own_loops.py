@@ -187,6 +187,36 @@ def test_a_rank_that_overflows_keeps_its_node_out_of_the_step() -> None:
 
 
 @dataclass
+class Odd:
+    """Parameters that are frozen, unused, of 16 bits with master weights, sparse in their gradient, or replaced."""
+
+    def run(self, node: Node) -> list[torch.Tensor]:
+        torch.manual_seed(node.rank)
+        model = torch.nn.ParameterDict({str(k): torch.randn(5 + 3 * k) for k in range(5)})
+        model["1"].requires_grad_(False)
+        model["2"] = torch.nn.Parameter(model["2"].bfloat16())
+        network = dgt.Network(node, nx.path_graph(node.size), [1.0] * node.size)
+        groups = [{"params": [model["0"], model["1"], model["2"]], "lr": 0.2}, {"params": [model["3"], model["4"]]}]
+        optimizer = dgt.GradientTracking(groups, lr=0.1, network=network, weight_decay=0.01)
+        for step in range(8):
+            for name in ("0", "2", "4"):
+                model[name].grad = (model[name].detach() - node.rank).to(model[name].dtype)
+            model["0"].grad = model["0"].grad.to_sparse()
+            if step == 4:
+                model["4"].data = model["4"].data.clone().mul_(2)
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.values()]
+
+
+def test_odd_parameters_are_divided_like_others() -> None:
+    expected = run_ranks(Odd(), 2)
+    for ranks in (2, 3):
+        for rank, found in run_grouped(Odd(), 2, ranks).items():
+            for ours, theirs in zip(found, expected[rank // ranks], strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@dataclass
 class Statistics:
     """BatchNorm: each rank has the statistics of its own data; mixed, averaged and evaluated, a node has their mean."""
 

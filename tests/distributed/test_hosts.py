@@ -74,7 +74,7 @@ def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
 
 def torchrun(port: int, *arguments: str) -> list[str]:
     """The line of docs/clusters.md, with half as many ranks."""
-    (line,) = [line for line in LINES if line.startswith("torchrun --nnodes") and " dgt train " in line]
+    (line,) = [line for line in LINES if line.startswith("torchrun --nnodes") and "dgt train weights" in line]
     words = line.replace("--nproc-per-node 8", "--nproc-per-node 4").replace("29500", str(port)).split()
     return [*TORCHRUN, *words[1 : words.index("train") + 1], *arguments]
 

@@ -17,7 +17,9 @@ LIKE = torch.empty(37, dtype=torch.float32)
 
 
 def node(rank: int) -> Any:
-    return SimpleNamespace(rank=rank, name=rank, size=8, members=list(range(8)), notices=Notices())
+    return SimpleNamespace(
+        rank=rank, name=rank, title=f"node {rank}", size=8, members=list(range(8)), notices=Notices()
+    )
 
 
 def framed(like: torch.Tensor = LIKE) -> Frame:

@@ -197,7 +197,7 @@ def batch_isend_irecv(operations: list[Any]) -> list[Any]:
         raw, is_send = _checked(operation.tensor), operation.op is dist.isend
         if (what := in_flight(raw, not is_send)) is not None:
             ledger.fault(f"a batch {'sends' if is_send else 'receives into'} memory that nccl is {what}")
-        (sends if is_send else receives).append((operation.peer, raw))
+        (sends if is_send else receives).append((operation.group_peer, raw))
     _refuse_overlaps(sends, receives)
     for _, raw in receives:
         raw.fill_(host.RUBBISH)

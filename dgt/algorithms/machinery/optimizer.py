@@ -458,7 +458,7 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         """
         if not isinstance(self.flat, SharedParameters):
             return torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], max_norm)
-        self.flat.reduce_gradients(self.network.node.notices)
+        self.flat.reduce_gradients(self.network.node.notices, anew=True)
         return self.flat.clip_gradient(max_norm)
 
     def tracking_error(self) -> torch.Tensor | None:
