@@ -86,7 +86,7 @@ class Ranks:
         """Whether all of these running ranks are stopped (SIGSTOP)."""
         return all(self._processes[rank].is_stopped() for rank in ranks)
 
-    def mark_lost(self, rank: int, attempt: int) -> None:
+    def mark_lost(self, rank: int, attempt: int = 0) -> None:
         """Write for the others that this rank, started again so often, has ended."""
         self._lost.add(rank)
         (self._folder / lost_note(rank, attempt)).touch()
