@@ -189,7 +189,7 @@ def test_ten_kills_in_a_row_end_with_all_nodes_at_the_optimum_of_all(transport: 
     settings = [*PLAIN, *RECORDED, f"problem.folder={at}", f"transport={transport}", "weights=[1,1,1,1,1,1,1,1]"]
     with meanwhile(lambda over: kill_in_turn(at, 5, 10, over)):
         train(run, *settings, "iterations=4000", "eval_every=200", "problem.pause=0.002")
-    assert len(memberships(run)) >= 4
+    assert len(memberships(run)) >= 2
     assert memberships(run)[-1]["members"] == list(range(8))
     assert commits(run)[-1].world == 8
     assert metrics(run)[-1]["distance"] < 1e-8
