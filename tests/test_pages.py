@@ -48,7 +48,7 @@ RUN_BY = {
     r"dgt run -n 4 against_ddp": "distributed/test_shown.py::test_the_example_beside_ddp_trains_both_ways",
     r"sudo sysctl": "distributed/test_ports.py::test_a_firewall_is_named_and_the_documented_ports_suffice",
     r"python load_model.py": "distributed/test_models_of_runs.py::test_the_example_loads_a_model_without_dgt",
-    r"dgt (leave|join) ": "distributed/test_leaving.py::test_a_node_leaves_and_joins_on_command_and_no_iteration_is_lost",
+    r"dgt (leave|join) ": "distributed/test_leaving.py::test_a_node_leaves_and_joins_on_command",
     r"docker build|apptainer|sudo bash docker/check.sh": "test_docker.py::test_the_dockerfile_lints_clean",
     r"docker run|mkdir -p runs$": "test_docker.py::test_results_go_to_the_volume",
     r"docker compose": "test_docker.py::test_both_hosts_run_the_same_but_for_their_number",

@@ -4,6 +4,7 @@ pid-3             by rank 3: its pid and start time
 connected-4711    by the rank with this pid: it has connected to all others
 stops-4711        by the rank with this pid: it saves and exits when a signal asks it to
 lost-3.0          by the launcher: rank 3 has ended; lost-3.1: and so has the first process in its place
+returns-3         by the launcher, before that: rank 3 is started again
 start-3           by rank 0: rank 3, which has left or is lost, is to be started again
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from dgt.errors import EXIT_FAILED
-from dgt.processes.node import CONNECTED, STOPS_ON_SIGNALS, lost_note, start_note
+from dgt.processes.node import CONNECTED, STOPS_ON_SIGNALS, lost_note, returns_note, start_note
 from dgt.processes.process import Process
 from dgt.processes.signals import PASSED_ON
 
@@ -86,9 +87,11 @@ class Ranks:
         """Whether all of these running ranks are stopped (SIGSTOP)."""
         return all(self._processes[rank].is_stopped() for rank in ranks)
 
-    def mark_lost(self, rank: int, attempt: int) -> None:
-        """Write for the others that this rank, started again so often, has ended."""
+    def mark_lost(self, rank: int, attempt: int = 0, returns: bool = False) -> None:
+        """Write for the others that this rank, started again so often, has ended, and whether it is started again."""
         self._lost.add(rank)
+        note = self._folder / returns_note(rank)
+        note.touch() if returns else note.unlink(missing_ok=True)
         (self._folder / lost_note(rank, attempt)).touch()
 
     def to_start(self) -> list[int]:

@@ -107,10 +107,11 @@ class Supervision:
             return
         if not self.ranks.have_connected:  # the others would wait minutes for it in the rendezvous
             raise launch_error(self.folder, self._codes)
-        self.ranks.mark_lost(rank, self._attempts[rank])
+        returns = self._is_replaced(code, rank)
+        self.ranks.mark_lost(rank, self._attempts[rank], returns)
         if was_member or not self.ranks.asked_to_stop:
             _log_loss(self.folder, rank, code)
-        if self._is_replaced(code, rank):
+        if returns:
             pause = min(LONGEST_PAUSE, self.options.replace_pause * 2 ** self._attempts[rank])
             self._due[rank] = time.monotonic() + pause
 

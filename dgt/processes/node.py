@@ -45,6 +45,11 @@ def lost_note(name: int, attempt: int) -> str:
     return f"lost-{name}.{attempt}"
 
 
+def returns_note(name: int) -> str:
+    """The file by which dgt's own launcher says that it starts a lost node again."""
+    return f"returns-{name}"
+
+
 def start_note(name: int) -> str:
     """The file that asks dgt's own launcher to start a process for a node."""
     return f"start-{name}"
@@ -371,6 +376,22 @@ class Node:
         known = {name: self.attempts.get(name, 0) for name in range(self.nodes)}
         asking = regroup.who_asks_to_join(self.store, self.name, [name for name in known if name not in self.members])
         return {name: tries for name, tries in asking.items() if tries > known[name] and not self._is_lost(name, tries)}
+
+    def wait_for_newcomers(self) -> bool:
+        """Wait until a node can be taken in, or another is lost; False where none is started again, or all are to stop.
+
+        For a network that has fallen apart until some come back; all ranks call it, and then `change_members`.
+        """
+        while not self.who_asks_to_join() and not self._lost_to_launcher():
+            if regroup.has_begun(self.store, self.generation, self.members, self.name):
+                break
+            if self.notices.stop_asked or not any(map(self._returns, set(range(self.nodes)) - set(self.members))):
+                return False
+            time.sleep(regroup.POLL_SECONDS)
+        return True
+
+    def _returns(self, name: int) -> bool:
+        return self.launcher_notes is not None and (self.launcher_notes / returns_note(name)).exists()
 
     def change_members(self, iteration: int, leaving: Sequence[int] = ()) -> regroup.Members:
         """Agree with the ranks that are left on who makes up the network from here on, and at which iteration.

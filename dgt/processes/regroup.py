@@ -114,6 +114,12 @@ def agree_on_members(
     return Members(**decided)
 
 
+def has_begun(store: dist.Store, generation: int, members: Iterable[int], name: int) -> bool:
+    """Whether one of the members has come to the meeting that ends this generation."""
+    with _store_errors(name):
+        return any(store.check([f"{_place(generation)}/there/{member}"]) for member in members)
+
+
 def may_go_on(there: Sequence[int], living: Sequence[int]) -> bool:
     """Whether `there` is more than half of `living`, or the half with its lowest node: true for one part at most."""
     return 2 * len(there) > len(living) or (2 * len(there) == len(living) and min(living) in there)

@@ -109,17 +109,18 @@ class Session:
         node = self.node
         self.optimizer.close()
         node.close_connections()
-        agreed = node.change_members(self.optimizer.iteration, leaving)
-        if node.name in agreed.leaving:
-            return ""
-        self.optimizer.iteration = agreed.iteration
-        words = changes_in_words(before or dict(agreed.before), self.roll(), agreed)
-        self.graph, self.weights = self._of_members()
-        # before connecting: a rank still connecting when the others exit would take them for lost, and train alone
-        if not nx.is_connected(union_of(self.graph)):
-            names = node.members
-            pieces = [sorted(names[rank] for rank in piece) for piece in nx.connected_components(union_of(self.graph))]
-            raise TrainingError(f"{words}, and the network falls apart: {' and '.join(map(str, pieces))}")
+        while True:
+            agreed = node.change_members(self.optimizer.iteration, leaving)
+            if node.name in agreed.leaving:
+                return ""
+            self.optimizer.iteration = agreed.iteration
+            words = changes_in_words(before or dict(agreed.before), self.roll(), agreed)
+            self.graph, self.weights = self._of_members()
+            # before connecting: a rank still connecting when the others exit would take them for lost, and train alone
+            if nx.is_connected(union_of(self.graph)):
+                break
+            if agreed.stop or not node.wait_for_newcomers():
+                raise TrainingError(f"{words}, and the network falls apart: {self._pieces()}")
         node.reconnect()
         row = None if self.is_whole else row_of_members(self.config, node, self.whole[1], self.whole[0])
         self.network = self.network.among(self.graph, self.weights, row)
@@ -129,6 +130,11 @@ class Session:
         self.restart_optimizer(agreed.iteration)
         self.losses.keep_if_all_have(node)
         return f"{words}; {node.size} nodes go on for their own objective, trackers start anew"
+
+    def _pieces(self) -> str:
+        names, union = self.node.members, union_of(self.graph)
+        pieces = [sorted(names[rank] for rank in piece) for piece in nx.connected_components(union)]
+        return " and ".join(map(str, pieces))
 
     def _hand_over(self, new: Sequence[int], iteration: int) -> None:
         """Nodes that come back get the parameters of their neighbours, and the time that the run has taken."""

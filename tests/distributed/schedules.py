@@ -92,6 +92,11 @@ class Schedule:
         return f"seed {self.seed}: {self.nodes} nodes, {settings}: {said}"
 
     @property
+    def iterations(self) -> int:
+        """Who is to come back needs its time."""
+        return 5 * ITERATIONS if self.on_peer_loss == "replace" else ITERATIONS
+
+    @property
     def killed(self) -> set[int]:
         return {fault.node for fault in self.faults if fault.name == "KILL"}
 
@@ -114,7 +119,7 @@ def drawn(seed: int) -> Schedule:
             at += draw.choice([0, 0, 1, 3, 12])
         way = draw.choice(["messages", "messages", "auto"])
         schedule = Schedule(
-            seed, nodes, way, draw.choice(["continue", "continue", "stop"]), draw.choice([16, 4000]), tuple(faults)
+            seed, nodes, way, draw.choice(["continue", "replace", "stop"]), draw.choice([16, 4000]), tuple(faults)
         )
         left = [node for node in range(nodes) if node not in schedule.killed]
         connected = nx.is_connected(graphs.exponential(nodes).subgraph(left)) if left else False
@@ -144,7 +149,8 @@ def play(schedule: Schedule, folder: Path, stderr: Callable[[], str]) -> Outcome
         train(
             folder / "run", "problem=custom", "problem._target_=tests.distributed.schedules.Watched",
             f"problem.folder={folder / 'at'}", f"problem.width={schedule.width}", f"nodes={schedule.nodes}",
-            "weights=uniform", "topology=exponential", f"iterations={ITERATIONS}", "eval_every=10", "lr=0.05",
+            "weights=uniform", "topology=exponential", f"iterations={schedule.iterations}", "eval_every=10", "lr=0.05",
+            "replace.pause=0",
             f"transport={schedule.transport}", f"on_peer_loss={schedule.on_peer_loss}", f"timeout={TIMEOUT}",
         )  # fmt: skip
     except LaunchError as error:
@@ -247,15 +253,17 @@ def _wrong(schedule: Schedule, outcome: Outcome, run: Path) -> Iterator[str]:
     if outcome.code:
         yield f"exit code {outcome.code} in place of 0"
         return
-    if metrics(run)[-1]["iteration"] != ITERATIONS:
+    if metrics(run)[-1]["iteration"] != schedule.iterations:
         yield f"metrics end at iteration {metrics(run)[-1]['iteration']}"
-    if commits(run)[-1].world != schedule.nodes - len(killed):
+    back = schedule.nodes if schedule.on_peer_loss == "replace" else schedule.nodes - len(killed)
+    if not schedule.nodes - len(killed) <= commits(run)[-1].world <= back:
         yield f"{commits(run)[-1].world} nodes in the last checkpoint"
     events = run / "events.jsonl"
     if killed and events.exists():
         found = [json.loads(line) for line in events.read_text().splitlines()]
         members = [event["members"] for event in found if event["event"] == "membership"][-1]
-        if members != [node for node in range(schedule.nodes) if node not in killed]:
+        left = {node for node in range(schedule.nodes) if node not in killed}
+        if not left <= set(members) or (schedule.on_peer_loss != "replace" and left != set(members)):
             yield f"members {members} went on"
 
 

@@ -30,7 +30,7 @@ def wait_for(done: Callable[[], bool], over: threading.Event) -> None:
         time.sleep(0.02)
 
 
-def test_a_node_leaves_and_joins_on_command_and_no_iteration_is_lost(tmp_path: Path) -> None:
+def test_a_node_leaves_and_joins_on_command(tmp_path: Path) -> None:
     run, said = tmp_path / "run", []
 
     def ask(over: threading.Event) -> None:

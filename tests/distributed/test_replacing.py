@@ -125,6 +125,23 @@ def test_all_nodes_end_at_the_optimum_of_all(lost: int, settings: list[str], tmp
     assert commits(run)[-1].world == len(back["members"])
 
 
+def test_a_ring_that_falls_apart_waits_for_those_who_are_started_again(tmp_path: Path) -> None:
+    """Two nodes lost at once left two parts, and ended the run."""
+    run, at = tmp_path / "run", tmp_path / "at"
+
+    def kill_two(over: threading.Event) -> None:
+        while len(processes(at)) < 5 and not over.is_set():
+            time.sleep(0.02)
+        found = processes(at)
+        for node in (1, 3):
+            os.kill(found[node][0], signal.SIGKILL)
+
+    with meanwhile(kill_two):
+        train(run, *PLAIN, *RECORDED, f"problem.folder={at}", "topology=ring", "iterations=1200", "eval_every=100")
+    assert memberships(run)[-1]["members"] == [0, 1, 2, 3, 4]
+    assert metrics(run)[-1]["distance"] < 1e-8
+
+
 # ---------------------------------------------------------------------------------------------------- many of them
 
 
@@ -172,7 +189,7 @@ def test_ten_kills_in_a_row_end_with_all_nodes_at_the_optimum_of_all(transport: 
     settings = [*PLAIN, *RECORDED, f"problem.folder={at}", f"transport={transport}", "weights=[1,1,1,1,1,1,1,1]"]
     with meanwhile(lambda over: kill_in_turn(at, 5, 10, over)):
         train(run, *settings, "iterations=4000", "eval_every=200", "problem.pause=0.002")
-    assert len(memberships(run)) >= 4
+    assert len(memberships(run)) >= 2
     assert memberships(run)[-1]["members"] == list(range(8))
     assert commits(run)[-1].world == 8
     assert metrics(run)[-1]["distance"] < 1e-8

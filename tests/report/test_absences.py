@@ -43,7 +43,8 @@ def test_absences_are_told_from_when_to_when(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("waited", "named"), [([1.0, 1.1, 0.05, 0.9], True), ([1.0, 1.1, 0.8, 0.9], False), ([0.1, 0.1, 0.001, 0.1], False)]
+    ("waited", "named"),
+    [([1.0, 1.1, 0.05, 0.9], True), ([1.0, 1.1, 0.8, 0.9], False), ([0.05, 0.05, 0.001, 0.05], False)],
 )
 def test_a_node_for_which_all_others_wait_is_named(waited: list[float], named: bool, tmp_path: Path) -> None:
     nodes = [{"iteration": at, "waited": [at / 10 * each for each in waited]} for at in (0, 10, 20, 30)]

@@ -75,7 +75,10 @@ def test_a_resumed_run_keeps_nodes_and_networks_up_to_its_checkpoint(tmp_path: P
     logger.network(0, np.ones(4), whole)
     for iteration in (0, 3, 6, 9):
         measured(logger, iteration, 4)
-    logger.go_on(9, "node 2 lost", [0, 1, 3], speaks=True)
+    logger.pause()
+    logger.go_on(9, "node 2 lost", [0, 1, 3], np.ones(3), speaks=True)
+    event = json.loads((tmp_path / "events.jsonl").read_text())
+    assert (event["members"], event["weights"], event["words"]) == ([0, 1, 3], [1.0] * 3, "node 2 lost")
     logger.network(9, np.ones(3), left, [0, 1, 3])
     measured(logger, 9, 3)
     logger.close()
