@@ -16,7 +16,7 @@ from tests.fake_cuda.ranks import OnFakeGpus
 
 pytestmark = pytest.mark.timeout(180)
 SMALL = ["problem.width=16", "problem.layers=1", "problem.context=16", "problem.batch=4"]
-MODEL = ["problem=text", "nodes=2", "eval_every=100", "seed=1", *SMALL]
+MODEL = ["problem=text", "nodes=2", "eval_every=3", "seed=1", *SMALL]
 
 
 @pytest.fixture
