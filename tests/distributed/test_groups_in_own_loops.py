@@ -70,6 +70,7 @@ class BesideDDP:
         return float((flat(model) - flat(other)).abs().max())
 
 
+@pytest.mark.heavy
 def test_one_node_of_two_ranks_is_ddp() -> None:
     for apart in run_grouped(BesideDDP(), 1, 2).values():
         assert max(apart) < 1e-12
