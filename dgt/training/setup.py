@@ -10,7 +10,7 @@ import networkx as nx
 import torch
 
 from dgt import problems
-from dgt.algorithms.machinery.optimizer import check_schedule
+from dgt.algorithms.machinery.traffic import check_schedule
 from dgt.config import Config
 from dgt.errors import ConfigError
 from dgt.exchange.network import Network

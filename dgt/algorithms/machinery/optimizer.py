@@ -15,10 +15,11 @@ from torch.optim import optimizer as torch_optimizer
 
 from dgt.algorithms.machinery.base import PREFIX, Base
 from dgt.algorithms.machinery.descent import Descent
-from dgt.algorithms.machinery.groups import COMPARED, group_facts, group_values
+from dgt.algorithms.machinery.groups import group_facts, group_values
+from dgt.algorithms.machinery.saved import checked
 from dgt.algorithms.machinery.scaling import unscaled
-from dgt.config import WIRES
-from dgt.config.checks import check_choice, check_range
+from dgt.algorithms.machinery.traffic import check_ranks_per_node, check_schedule, check_traffic
+from dgt.config.checks import check_range
 from dgt.config.schema import LAZINESS
 from dgt.config.settings import meanings
 from dgt.errors import ConfigError, TrainingError
@@ -36,47 +37,6 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
 @dataclasses.dataclass(slots=True, kw_only=True)
 class NoSettings:
     """An algorithm without hyperparameters of its own."""
-
-
-TRAFFIC: dict[str, Any] = {"wire": "full", "local_steps": 1, "bucket_mb": 0}  # and what each is if nothing is said
-
-
-def check_traffic(algorithm: type[DecentralizedOptimizer], given: dict[str, Any]) -> None:
-    """Raise `ConfigError` unless the algorithm supports these values of wire, local_steps and bucket_mb."""
-    check_choice("wire", given["wire"], WIRES)
-    check_range("local_steps", given["local_steps"], 1)
-    check_range("bucket_mb", given["bucket_mb"], 0)
-    for key, plain in TRAFFIC.items():
-        if given[key] != plain and key not in algorithm.supports:
-            raise ConfigError(f"{key}={given[key]}: not with {algorithm.__name__}; leave it out")
-
-
-def check_schedule(algorithm: type[DecentralizedOptimizer], rounds: int, given: dict[str, Any]) -> None:
-    """Raise `ConfigError` for what needs the same neighbours at every exchange, on a schedule of so many rounds."""
-    if algorithm.needs_static_graph:
-        raise ConfigError(
-            f"{algorithm.__name__}: needs the same neighbours at every exchange, and on a schedule they change; take a "
-            "graph (ring, tailored), or GradientTracking on the schedule"
-        )
-    if given["wire"] != "full":
-        raise ConfigError(
-            f"wire={given['wire']}: not on a schedule, whose partners change: a narrow wire sends changes of what the "
-            "same neighbour has heard before; leave it at full"
-        )
-    if given["bucket_mb"] and rounds > 1:
-        raise ConfigError(
-            f"bucket_mb={given['bucket_mb']:g}: not with {rounds} rounds per step, of which each needs the one before; "
-            "leave it at 0"
-        )
-
-
-def check_ranks_per_node(ranks: int, bucket_mb: float) -> None:
-    """Raise `ConfigError` for what works with one rank per node only."""
-    if ranks > 1 and bucket_mb:
-        raise ConfigError(
-            f"bucket_mb={bucket_mb:g}: not with ranks_per_node={ranks}, whose ranks add up their gradients after "
-            "backward; leave it at 0"
-        )
 
 
 class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
@@ -330,41 +290,24 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` gave, on every rank its own; the model's parameters are loaded separately."""
-        own, saved = self.buffers(), self._checked_state(state_dict)
+        own, given = self.buffers(), self._checked_state(state_dict)
         self.refuse_inside_average(f"{type(self).__name__}.load_state_dict")
         self.drain()
         self.flat.follow()
         groups = {key: value for key, value in state_dict.items() if key != "dgt"}
         _plain(torch.optim.Optimizer.load_state_dict)(self, groups)
-        self.iteration = int(saved["iteration"])
+        self.iteration = int(given["iteration"])
         for key, tensor in own.items():
             if key.startswith(PREFIX):
                 continue
-            tensor.copy_(saved[key])
+            tensor.copy_(given[key])
         if self.base is not None:
-            self.base.load(saved)
+            self.base.load(given)
         self.flat.write_parameters()
 
     def _checked_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """The part of it that is dgt's, if it is one of an optimizer like this."""
-        name, parts = type(self).__name__, state_dict if isinstance(state_dict, dict) else {}
-        saved, groups = parts.get("dgt"), parts.get("param_groups")
-        if not isinstance(saved, dict) or not isinstance(saved.get("iteration"), int) or not _are_groups(groups):
-            maker = "an optimizer of torch.optim" if groups is not None and saved is None else "no optimizer of dgt"
-            raise ConfigError(f"state_dict: made by {maker}, not by {name}; give what {name}.state_dict() returned")
-        if saved.get("algorithm") != name:
-            raise ConfigError(f"state_dict: made by {saved.get('algorithm')}, not by {name}")
-        sizes, given = ([len(group["params"]) for group in them["param_groups"]] for them in (vars(self), state_dict))
-        if sizes != given:
-            raise ConfigError(f"state_dict: its groups have {given} parameters, this {name}'s have {sizes}")
-        for key, tensor in self.buffers().items():
-            found = tuple(saved[key].shape) if isinstance(saved.get(key), torch.Tensor) else "nothing"
-            if found != tuple(tensor.shape):
-                raise ConfigError(f"state_dict: {key} should have shape {tuple(tensor.shape)}, found {found}")
-        if saved.get("layout", self.flat.layout()) != self.flat.layout():  # as many numbers, but others
-            layouts = f"{str(saved['layout'])[:90]}, here {self.flat.layout()[:90]}"
-            raise ConfigError(f"state_dict: made for parameters of other shapes or in another order: {layouts}")
-        return saved
+        return checked(self, state_dict)
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The tensors that make up the state, by name."""
@@ -491,12 +434,6 @@ class DecentralizedOptimizer(torch.optim.Optimizer, abc.ABC):
         self.flat.let_go = None
         if self.settle in self.network.before_reading:
             self.network.before_reading.remove(self.settle)
-
-
-def _are_groups(groups: Any) -> bool:
-    """Whether these can be an optimizer's parameter groups in a `state_dict`."""
-    needed = {"params", *COMPARED}
-    return isinstance(groups, list) and all(isinstance(group, dict) and needed <= group.keys() for group in groups)
 
 
 _watched_step = torch.optim.Optimizer.profile_hook_step(DecentralizedOptimizer._step)

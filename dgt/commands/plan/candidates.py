@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from dgt import problems
-from dgt.algorithms.machinery.optimizer import check_schedule
+from dgt.algorithms.machinery.traffic import check_schedule
 from dgt.commands.plan.settings import BudgetConfig
 from dgt.commands.plan.variants import Variants
 from dgt.commands.simulate.twin import check_rows
