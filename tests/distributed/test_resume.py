@@ -66,7 +66,8 @@ def test_a_cnn_with_augmentation_and_batchnorm_goes_on_bit_by_bit(
         *overrides,
     ]  # fmt: skip
     train(tmp_path / "whole", *cnn)
-    with pytest.raises(LaunchError, match="rank 1 was killed"):
+    # where a neighbour ends in the same tenth of a second, torch's launcher may tell of the neighbour only
+    with pytest.raises(LaunchError, match=r"rank 1 was killed|neighbour 1 is gone"):
         train(tmp_path / "parts", *cnn, "chaos=kill", "chaos.rank=1", "chaos.iteration=17")
     assert [commit.step for commit in commits(tmp_path / "parts")] == [10]
     train(tmp_path / "parts", *cnn, "resume=auto")
