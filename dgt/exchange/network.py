@@ -106,10 +106,10 @@ class Network:
         ]
 
     @property
-    def uses_links(self) -> bool:
-        """Whether neighbours may be on other hosts, or are reached as if they were; the same on all ranks."""
+    def spans_hosts(self) -> bool:
+        """Whether some neighbours may be on other hosts; the same on all ranks."""
         started_as = self.node.placement  # before any loss
-        return self.transport == "messages" or started_as.local_size < started_as.size
+        return started_as.local_size < started_as.size
 
     def row_at(self, turn: int) -> MixingRow:
         """The mixing row of exchange `turn` of the schedule; on a graph the row."""

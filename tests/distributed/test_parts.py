@@ -30,6 +30,12 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
 STEPS = 5
 
 
+class Far(dgt.Network):
+    """As if ranks were on several hosts."""
+
+    spans_hosts = True
+
+
 class Loop:
     """A model and its optimizer on one transport; the gradient pulls every node elsewhere."""
 
@@ -37,7 +43,8 @@ class Loop:
         algorithm, settings = CASES[case]
         weights = [1.0 + k for k in range(node.size)]
         graph = dgt.schedules.one_peer(weights) if case == "one partner" else dgt.graphs.ring(node.size)
-        network = dgt.Network(node, graph, weights, laziness=0.35, transport=transport)
+        kind = Far if transport == "messages" else dgt.Network
+        network = kind(node, graph, weights, laziness=0.35, transport=transport)
         draw = torch.Generator().manual_seed(node.rank)
         self.targets = [torch.randn(size, generator=draw) for size in SIZES]
         self.parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]

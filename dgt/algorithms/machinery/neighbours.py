@@ -222,11 +222,12 @@ class NeighbourOptimizer(DecentralizedOptimizer):
     def _parts(self) -> list[slice]:
         """Between hosts a long vector leaves in parts: one is computed, or mixed, while another one travels.
 
-        All ranks cut alike, also those whose neighbours are all on their host.
+        All ranks cut alike, also those whose neighbours are all on their host. On a single host the processor is what
+        limits, and each part costs it some time.
         """
         theta, network = self.flat.values, self.network
         several_rounds = network.schedule is not None and network.schedule.rounds > 1
-        if several_rounds or theta.device.type != "cpu" or not network.uses_links:
+        if several_rounds or theta.device.type != "cpu" or not network.spans_hosts:
             return [slice(0, theta.numel())]
         return self.flat.cut(MOST_PARTS, LONG_PIECE)
 
