@@ -27,8 +27,6 @@ from dgt.exchange.streams import LONG_PIECE, Stream
 ONE_MESSAGE_BYTES = 64 * 1024
 # A message costs some time whatever it holds, and a part some memory of its own.
 MOST_PARTS = 8
-# A message costs some time whatever it holds, and a part some memory of its own.
-MOST_PARTS = 8
 
 
 class NeighbourOptimizer(DecentralizedOptimizer):
